@@ -1,0 +1,27 @@
+"""donorloader: stream single cells and the genotypes of their donors, joined, at the speed of the cells alone."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from .attach import attach_donor_features
+from .genotypes import GenotypeStore, open_genotypes
+from .loader import DonorLoader
+from .prepare import prepare
+from .samplers import DonorSampler, SubsetSampler
+from .study import Study, open_study
+
+try:
+    __version__ = version("donorloader")
+except PackageNotFoundError:  # imported from a source tree that is not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "DonorLoader",
+    "DonorSampler",
+    "GenotypeStore",
+    "Study",
+    "SubsetSampler",
+    "attach_donor_features",
+    "open_genotypes",
+    "open_study",
+    "prepare",
+]

@@ -1,0 +1,94 @@
+"""Options of the loaders: checked together, before anything is opened."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import humanfriendly
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from annbatch.abc import Sampler
+
+__all__ = ["ReadOptions", "SamplingOptions", "parse_memory"]
+
+_WINDOW_BATCHES = 16  # ready ahead where the sampler does not tell its batch size
+_DENSE_BATCHES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """Which order: the options that a `batch_sampler` replaces."""
+
+    batch_size: int = 1024
+    shuffle: bool = True
+    drop_last: bool = False
+    chunk_size: int | None = None
+    preload_nchunks: int | None = None
+
+    def refuse_beside(self, batch_sampler: Sampler) -> None:
+        """Raise if one of these is set beside a `batch_sampler`, which decides all of them."""
+        changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        if changed:
+            raise ValueError(
+                f"batch_sampler={type(batch_sampler).__name__}(…) decides {', '.join(changed)} itself: set these on "
+                "the sampler, and leave them out here."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """How batches are read and handed over."""
+
+    obs_columns: tuple[str, ...]
+    donor_rows: Literal["batch", "window"]
+    missing_donors: Literal["error", "drop", "nan"]
+    genotype_memory: int
+    to: Literal["torch", "numpy"]
+    densify: bool
+    prefetch: int | None
+    preload_to_gpu: bool
+    check: bool
+
+    @classmethod
+    def checked(cls, *, obs_columns: Sequence[str], genotype_memory: int | str, **options: Any) -> ReadOptions:
+        """Options, or an error that names the wrong one."""
+        if isinstance(obs_columns, str):
+            raise TypeError(f"obs_columns must be a list of names, got the text {obs_columns!r}; use [{obs_columns!r}].")
+        choices = {"donor_rows": ("batch", "window"), "missing_donors": ("error", "drop", "nan"), "to": ("torch", "numpy")}
+        for name, allowed in choices.items():
+            if options[name] not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {options[name]!r}.")
+        prefetch = options["prefetch"]
+        if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0):
+            raise ValueError(f"prefetch must be a number of batches, 0 for no threads, or None, got {prefetch!r}.")
+        if options["preload_to_gpu"] and options["to"] != "torch":
+            raise ValueError("preload_to_gpu=True yields torch tensors: use to='torch'.")
+        return cls(obs_columns=tuple(obs_columns), genotype_memory=parse_memory(genotype_memory), **options)
+
+    def batches_ahead(self, batch_size: int | None, window_cells: int) -> int:
+        """Batches that may wait for the loop.
+
+        For sparse cells one load request's worth: the next request is then read while the batches of this one are
+        consumed. Dense batches are large, and made one by one from a window that is read ahead already.
+        """
+        if self.prefetch is not None:
+            return self.prefetch
+        if self.densify:
+            return _DENSE_BATCHES
+        return _WINDOW_BATCHES if not batch_size else max(_DENSE_BATCHES, math.ceil(window_cells / batch_size))
+
+
+def parse_memory(memory: int | str) -> int:
+    """Bytes of a budget such as ``"2GB"`` (binary units, as annbatch reads them) or ``500_000_000``."""
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory >= 0:
+        return memory
+    if isinstance(memory, str):
+        try:
+            return int(humanfriendly.parse_size(memory, binary=True))
+        except humanfriendly.InvalidSize:
+            pass
+    raise ValueError(f"A memory budget is a number of bytes or a text like '2GB', got {memory!r}.")

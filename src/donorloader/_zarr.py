@@ -1,0 +1,59 @@
+"""The zarrs codec pipeline for local zarr stores: several times faster than zarr's own, but local only."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import zarr
+from zarr.storage import LocalStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["local_pipeline", "open_group"]
+
+_ZARRS = "zarrs.ZarrsCodecPipeline"
+_DEFAULT = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+_lock = threading.RLock()
+
+
+@contextmanager
+def local_pipeline(*nodes: Any) -> Iterator[None]:
+    """Bind arrays that are opened inside to the zarrs pipeline, if all the given nodes are on local disk.
+
+    zarr takes the pipeline from its global configuration when an array is opened, and zarrs cannot read remote
+    stores, so the setting must not outlast the opening. A pipeline that the user has chosen is left alone.
+
+    Parameters
+    ----------
+    nodes
+        zarr groups or arrays that tell where the data lies.
+    """
+    if not all(isinstance(node.store, LocalStore) for node in nodes):
+        yield
+        return
+    with _lock:  # two overlapping contexts would restore each other's setting
+        if zarr.config.get("codec_pipeline.path") != _DEFAULT:
+            yield
+            return
+        with zarr.config.set({"codec_pipeline.path": _ZARRS}):
+            yield
+
+
+def open_group(path: str) -> zarr.Group:
+    """Open a zarr group for reading.
+
+    Raises
+    ------
+    FileNotFoundError
+        If nothing lies at the path, or what lies there is not a zarr group.
+    """
+    try:
+        return zarr.open_group(path, mode="r")
+    except (FileNotFoundError, zarr.errors.ContainsArrayError, zarr.errors.GroupNotFoundError) as error:
+        raise FileNotFoundError(
+            f"Expected a zarr store, but {path!r} is not one or does not exist. "
+            "Prepare raw files with donorloader.prepare(...) or `donorloader prepare`."
+        ) from error

@@ -1,0 +1,18 @@
+"""How the cell side opens: collection, AnnData, DonorData → annbatch.Loader, donor codes, obs. Knows no genotypes."""
+
+from ._obs import select_cells
+from ._open import is_donor_data, open_cells
+from ._source import CellSource
+from ._stream import CellBatch, CellWindow, stream_cells, stream_dense, stream_windows
+
+__all__ = [
+    "CellBatch",
+    "CellSource",
+    "CellWindow",
+    "is_donor_data",
+    "open_cells",
+    "select_cells",
+    "stream_cells",
+    "stream_dense",
+    "stream_windows",
+]

@@ -1,0 +1,80 @@
+"""Which cells to use: a query on obs and a choice of donors, as row numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from donorloader._ids import as_text, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from ._source import CellSource
+
+__all__ = ["select_cells"]
+
+
+def select_cells(
+    source: CellSource,
+    codes: NDArray[np.int32],
+    ids: NDArray[np.object_],
+    *,
+    cells_query: str | None = None,
+    donors: Iterable[Any] | None = None,
+) -> NDArray[np.bool_] | None:
+    """Mask of the cells that satisfy a query and belong to given donors; `None` where neither is asked for.
+
+    Parameters
+    ----------
+    source
+        The cells.
+    codes, ids
+        Donor of each cell and the donors' ids, from :meth:`CellSource.donors`.
+    cells_query
+        Expression for :meth:`pandas.DataFrame.query` over the columns of ``obs``.
+    donors
+        Ids of the donors to keep.
+
+    Raises
+    ------
+    ValueError
+        If the query is not a condition, or nothing is left.
+    KeyError
+        If a donor is not among the cells'.
+    """
+    if cells_query is None and donors is None:
+        return None
+    keep = np.ones(source.n_obs, dtype=bool)
+    if cells_query is not None:
+        keep &= _query(source, cells_query)
+        if not keep.any():
+            raise ValueError(f"No cell satisfies cells_query={cells_query!r}. Loosen it.")
+    if donors is not None:
+        if isinstance(donors, str):
+            raise TypeError(f"donors must be a list of ids, got the text {donors!r}; use [{donors!r}].")
+        wanted = as_text(list(donors), "donors")
+        unknown = sorted(set(wanted) - set(ids))
+        if unknown:
+            raise KeyError(f"No cell is of the donors {shorten(unknown)}. The cells have {shorten(ids)}.")
+        keep &= np.isin(ids, wanted)[codes]
+        if not keep.any():
+            raise ValueError(f"None of the selected donors has a cell that satisfies cells_query={cells_query!r}.")
+    return keep
+
+
+def _query(source: CellSource, query: str) -> NDArray[np.bool_]:
+    names = dict.fromkeys(c for dataset in source.datasets for c in dataset.columns if c in query)
+    frame = source.obs(list(names))
+    try:
+        mask = frame.eval(query)
+    except pd.errors.UndefinedVariableError as error:
+        columns = shorten(source.datasets[0].columns, 12)
+        raise KeyError(f"cells_query={query!r}: {error}. The columns of obs are {columns}.") from error
+    if not isinstance(mask, pd.Series) or not pd.api.types.is_bool_dtype(mask.dtype):
+        raise ValueError(f"cells_query must be a condition on columns of obs, but {query!r} is not: {mask!r}.")
+    return np.asarray(mask.fillna(False), dtype=bool)

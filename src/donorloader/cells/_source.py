@@ -1,0 +1,190 @@
+"""The cells: some datasets of one variable space, read as one table of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import annbatch
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+from pandas.api.types import union_categoricals
+
+from donorloader._ids import as_text, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from annbatch.abc import Sampler
+    from numpy.typing import NDArray
+
+__all__ = ["CellSource", "Dataset"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One AnnData of a collection, its matrix left on disk where it is there.
+
+    Attributes
+    ----------
+    name
+        For messages.
+    X
+        (n_cells, n_genes) matrix in a form that annbatch reads: zarr array, zarr-backed CSR, numpy array, scipy CSR.
+    read_obs
+        Reads one column of ``obs``.
+    columns
+        Names of the columns of ``obs``.
+    n_obs
+        Rows of ``obs``.
+    var_names
+        (n_genes,) names of the variables.
+    nodes
+        The zarr nodes that it reads, to tell local from remote; empty in memory.
+    """
+
+    name: str
+    X: Any
+    read_obs: Callable[[str], Any]
+    columns: tuple[str, ...]
+    n_obs: int
+    var_names: NDArray[np.object_]
+    nodes: tuple[Any, ...] = ()
+
+
+class CellSource:
+    """All cells, as a table of rows numbered through the datasets in order.
+
+    Parameters
+    ----------
+    datasets
+        At least one, all with the same variables.
+    donor_key
+        The donor column that the source itself names, if it does.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], *, donor_key: str | None = None):
+        self.datasets = list(datasets)
+        self.donor_key = donor_key
+        self._check()
+        self.n_obs = sum(d.n_obs for d in self.datasets)
+        self.var_names = self.datasets[0].var_names
+
+    def _check(self) -> None:
+        if not self.datasets or sum(d.n_obs for d in self.datasets) == 0:
+            raise ValueError("A loader needs at least one cell, but the cells are empty.")
+        first = self.datasets[0]
+        for dataset in self.datasets:
+            if dataset.X.shape[0] != dataset.n_obs:
+                raise ValueError(
+                    f"X and obs must have one row per cell, but {dataset.name} has {dataset.X.shape[0]:,} rows in X "
+                    f"and {dataset.n_obs:,} in obs. The store is damaged: prepare it again."
+                )
+            if not np.array_equal(dataset.var_names, first.var_names):
+                raise ValueError(
+                    f"All datasets must have the same variables in the same order, but those of {dataset.name} differ "
+                    f"from those of {first.name}. Prepare them together with donorloader.prepare(...)."
+                )
+        # annbatch cannot read datasets without rows
+        self.datasets = [d for d in self.datasets if d.n_obs]
+
+    @property
+    def nodes(self) -> tuple[Any, ...]:
+        """zarr nodes that are read, empty in memory."""
+        return tuple(node for d in self.datasets for node in d.nodes)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether X is sparse (CSR)."""
+        return isinstance(self.datasets[0].X, ad.abc.CSRDataset | sp.csr_matrix | sp.csr_array)
+
+    def loader(self, sampler: Sampler, *, preload_to_gpu: bool = False) -> annbatch.Loader[Any, Any]:
+        """An annbatch loader of these cells that yields X and each cell's row number."""
+        loader = annbatch.Loader(
+            batch_sampler=sampler,
+            return_index=True,
+            preload_to_gpu=preload_to_gpu,
+            to="torch" if preload_to_gpu else None,
+        )
+        return loader.add_datasets([d.X for d in self.datasets])
+
+    def column(self, name: str) -> pd.Series:
+        """One column of ``obs`` over all datasets; a categorical gets one code per category everywhere.
+
+        Raises
+        ------
+        KeyError
+            If a dataset lacks the column.
+        """
+        parts = []
+        for dataset in self.datasets:
+            if name not in dataset.columns:
+                raise KeyError(
+                    f"obs has no column {name!r} in {dataset.name}. Its columns are {shorten(dataset.columns, 12)}."
+                )
+            part = dataset.read_obs(name)
+            parts.append(part.array if isinstance(part, pd.Series | pd.Index) else part)
+        if all(isinstance(part, pd.Categorical) for part in parts):
+            # as prepare leaves them; unordered dtypes are equal also where the order of categories, so the codes, differs
+            same = all(p.ordered == parts[0].ordered and p.categories.equals(parts[0].categories) for p in parts)
+            if same:
+                codes = np.concatenate([part.codes for part in parts])
+                return pd.Series(pd.Categorical.from_codes(codes, dtype=parts[0].dtype), name=name)
+            return pd.Series(union_categoricals(parts, sort_categories=_sortable(parts), ignore_order=True), name=name)
+        series = [pd.Series(np.asarray(p) if isinstance(p, pd.Categorical) else p) for p in parts]
+        return pd.concat(series, ignore_index=True).rename(name)
+
+    def obs(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Columns of ``obs`` over all datasets, indexed by row number."""
+        return pd.DataFrame({name: self.column(name) for name in columns}, index=pd.RangeIndex(self.n_obs))
+
+    def donors(self, donor_key: str) -> tuple[NDArray[np.int32], NDArray[np.object_]]:
+        """The donor of each cell.
+
+        Returns
+        -------
+        codes
+            (n_cells,) int32, positions in `ids`.
+        ids
+            (n_donors,) distinct ids as text, sorted.
+
+        Raises
+        ------
+        KeyError, ValueError, TypeError
+            If the column is absent, has missing values, or holds anything but text and integers.
+        """
+        per_dataset = []
+        for dataset in self.datasets:
+            if donor_key not in dataset.columns:
+                raise KeyError(
+                    f"The donor column must be in obs of the cells, but {donor_key!r} is not in that of {dataset.name}. "
+                    f"Its columns are {shorten(dataset.columns, 12)}: name the right one with donor_key=…"
+                )
+            what = f"obs[{donor_key!r}] of {dataset.name}"
+            values = dataset.read_obs(donor_key)
+            values = values.array if isinstance(values, pd.Series | pd.Index) else values
+            if isinstance(values, pd.Categorical):
+                codes, levels = np.asarray(values.codes), values.categories
+            else:
+                if pd.isna(values).any() or np.asarray(values).dtype.kind in "fbc":
+                    as_text(values, what)  # raises, naming the rows
+                codes, levels = pd.factorize(pd.Series(values))
+            if (missing := codes < 0).any():
+                as_text(pd.Categorical.from_codes(np.where(missing, -1, 0), categories=["donor"]), what)  # raises
+            used = np.unique(codes)
+            per_dataset.append((codes, used, as_text(levels[used], what)))
+        ids = np.array(sorted({i for _, _, texts in per_dataset for i in texts}), dtype=object)
+        position = {donor: i for i, donor in enumerate(ids)}
+        parts = []
+        for codes, used, texts in per_dataset:
+            table = np.zeros(int(used[-1]) + 1, dtype=np.int32)
+            table[used] = [position[text] for text in texts]
+            parts.append(table[codes])
+        return np.concatenate(parts), ids
+
+
+def _sortable(parts: list[pd.Categorical]) -> bool:
+    """Whether the categories are of one kind, so that their union can be put in order."""
+    return len({type(c) for part in parts for c in part.categories}) <= 1

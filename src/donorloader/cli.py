@@ -1,0 +1,126 @@
+"""The command line: `donorloader prepare`, `donorloader inspect`, `donorloader demo`."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Stream single cells and the genotypes of their donors, joined.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+class IdByOption(StrEnum):
+    """Which ids a PLINK file set is keyed by."""
+
+    iid = "iid"
+    fid_iid = "fid_iid"
+
+
+@app.command()
+def prepare(
+    cells: Annotated[
+        list[Path], typer.Argument(help="AnnData of cells (.h5ad, .zarr), or one DonorData (.dd.h5, .dd.zarr).")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The study folder to make.")],
+    genotypes: Annotated[
+        Path | None, typer.Option("--genotypes", "-g", help="PLINK .bed, or AnnData (.h5ad, .zarr) of donors × variants.")
+    ] = None,
+    donor_key: Annotated[
+        str | None, typer.Option(help="Column of obs with each cell's donor. [default: donor_id, or a DonorData's own]")
+    ] = None,
+    layer: Annotated[str | None, typer.Option(help="Layer of the cells to take in place of X.")] = None,
+    obs_column: Annotated[
+        list[str] | None, typer.Option(help="Column of obs to keep beside the donors; may be repeated. [default: all]")
+    ] = None,
+    genotype_layer: Annotated[str | None, typer.Option(help="Layer of the genotypes to take in place of X.")] = None,
+    id_by: Annotated[IdByOption, typer.Option(help="Donor ids of a PLINK .bed.")] = IdByOption.iid,
+    donor_map: Annotated[
+        Path | None, typer.Option(help="Two tab-separated columns: donor id in the cells, id in the genotypes.")
+    ] = None,
+    only_donors_with_cells: Annotated[
+        bool, typer.Option("--only-donors-with-cells", help="Leave out genotypes of donors without cells.")
+    ] = False,
+    memory: Annotated[str, typer.Option(help="Memory that this may take.")] = "4GB",
+    seed: Annotated[int, typer.Option(help="Seed of the shuffle.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a study that is at --out.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write cells and genotypes as a study, the folder that a DonorLoader streams from."""
+    with _one_line_errors(debug=debug):
+        from donorloader.prepare import prepare as prepare_study
+        from donorloader.report import Report, print_report
+
+        study = prepare_study(
+            list(cells),
+            genotypes,
+            out=out,
+            donor_key=donor_key,
+            layer=layer,
+            obs_columns=obs_column or None,
+            genotype_layer=genotype_layer,
+            id_by=id_by.value,
+            donor_map=donor_map,
+            only_donors_with_cells=only_donors_with_cells,
+            memory=memory,
+            seed=seed,
+            overwrite=overwrite,
+        )
+        print_report(Report.from_dict(study.meta["report"]))
+        typer.echo(f"\nwritten to {out}")
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="Study, annbatch collection, AnnData of cells or genotypes, or .bed.")],
+    donor_key: Annotated[
+        str | None, typer.Option(help="Column of obs with each cell's donor, where the store does not say. [default: donor_id]")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Print what is in a study or store."""
+    with _one_line_errors(debug=debug):
+        from donorloader.report import inspect_store, print_report
+
+        print_report(inspect_store(path, donor_key=donor_key))
+
+
+def main() -> None:
+    """Entry point of the `donorloader` command."""
+    app()
+
+
+@contextmanager
+def _one_line_errors(*, debug: bool) -> Iterator[None]:
+    """Turn an exception into one message and exit code 1; with `debug`, let it through."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        typer.echo(f"error: {_message(error)}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, KeyError) and error.args:
+        return str(error.args[0])  # str() of a KeyError is the repr of its message
+    if isinstance(error, ValueError | TypeError | OSError):
+        return str(error)
+    return f"{type(error).__name__}: {error} (rerun with --debug for the traceback)"

@@ -1,0 +1,193 @@
+"""The demo, step by step: simulate, prepare, look, train, time, draw."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+import donorloader as dl
+from donorloader.report import Report, print_report
+
+from ._look import explain_batch
+from ._picture import draw_picture
+from ._simulate import StudySettings, simulate_study
+from ._throughput import Throughput, measure_throughput
+from ._train import POOL, Epoch, Fit, fit, mean_dosages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PICTURE = Path("donorloader-demo.png")
+_BATCH_SIZE = 512
+# A window of 2,048 cells: in a study as small as this one, the usual 16,384 would be all cells at once.
+_CHUNK_SIZE, _CHUNKS = 64, 32
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo found.
+
+    Attributes
+    ----------
+    fit
+        Loss of each epoch, and true and estimated cis effects; ``fit.correlation`` sums it up.
+    throughput
+        Cells per second with and without genotypes.
+    picture
+        The picture written.
+    seconds
+        Wall time of the whole run. Unit: seconds.
+    """
+
+    fit: Fit
+    throughput: Throughput
+    picture: Path
+    seconds: float
+
+
+def run_demo(
+    out: Path | None = None,
+    epochs: int = 12,
+    seed: int = 0,
+    picture: Path = PICTURE,
+    *,
+    settings: StudySettings | None = None,
+    console: Console | None = None,
+) -> DemoResult:
+    """Simulate a small study, prepare it, stream it, train a model on it, and recover the effects that were planted.
+
+    Parameters
+    ----------
+    out
+        Folder for the raw files (``raw/``) and the study (``study/``); made if it does not exist, must be empty if it
+        does. Default: a temporary folder, removed at the end.
+    epochs
+        Passes over the cells in training.
+    seed
+        Of the simulation, the order of the cells and the model. The same seed gives the same estimates.
+    picture
+        Where to write the picture, a ``.png``; replaced if it exists.
+    settings
+        Size of the study. Default: 12,000 cells of 80 donors, about half a minute on two cores.
+    console
+        Where to print. Default: standard output.
+
+    Raises
+    ------
+    ValueError
+        If an option is out of range.
+    FileNotFoundError
+        If the folder for the picture does not exist.
+    FileExistsError
+        If `out` is not empty.
+    ModuleNotFoundError
+        If matplotlib is not installed.
+    """
+    started = time.perf_counter()
+    _check(out, epochs, seed, picture)
+    settings, console = settings or StudySettings(), console or Console(highlight=False)
+    with _folder(out) as folder:
+        result_fit, throughput = _run(folder, epochs, seed, settings, console)
+    draw_picture(picture, result_fit, throughput, cells=settings.cells, donors=settings.donors)
+    seconds = time.perf_counter() - started
+    kept = f"Raw files and study are in {out}." if out is not None else "Keep the files another time with --out FOLDER."
+    console.print(f"\nPicture: [bold]{picture}[/]. {kept} {seconds:.0f} s in all.")
+    return DemoResult(result_fit, throughput, picture, seconds)
+
+
+def _run(folder: Path, epochs: int, seed: int, settings: StudySettings, console: Console) -> tuple[Fit, Throughput]:
+    _step(console, 1, "Simulate a study", "raw files as a lab would have them")
+    (folder / "raw").mkdir()
+    simulated = simulate_study(folder / "raw", settings, seed=seed)
+    cis = simulated.cis
+    console.print(
+        f"{len(simulated.cell_files)} pools of cells, {_names(simulated.cell_files)}: {settings.cells:,} cells × "
+        f"{settings.genes:,} genes.\n"
+        f"Genotypes of {settings.donors + settings.genotyped_only} donors × {settings.variants:,} variants in "
+        f"{simulated.panel.name}, {settings.missing:.0%} of calls missing.\n"
+        f"Planted: {(cis['effect'] != 0).sum():,} genes change with a variant nearby. {len(cis):,} pairs of gene and "
+        f"variant within {settings.window // 1000:,} kb are candidates."
+    )
+
+    _step(console, 2, "Prepare", "dl.prepare(cells, genotypes, out=...): one folder, made for streaming")
+    study = dl.prepare(list(simulated.cell_files), simulated.panel, out=folder / "study", seed=seed)
+    print_report(Report.from_dict(study.meta["report"]), console)
+
+    _step(console, 3, "Stream", "dl.DonorLoader(study): shuffled cells, each batch joined with its donors' genotypes")
+    window = {"batch_size": _BATCH_SIZE, "chunk_size": _CHUNK_SIZE, "preload_nchunks": _CHUNKS, "seed": seed}
+    with dl.DonorLoader(study, obs_columns=[study.donor_key, "cell_type", POOL], **window) as loader:
+        explain_batch(console, loader, simulated.panel, study.donor_key)
+
+    _step(console, 4, "Train", "a small variational autoencoder with donor and cis genotype terms, after LIVI")
+    in_cis = cis["variant"].unique()
+    with dl.DonorLoader(study, variants=in_cis, obs_columns=[POOL], densify=True, **window) as loader:
+        store = dl.open_genotypes(study.genotypes)
+        means = mean_dosages(store, loader.donors, in_cis)
+        store.close()
+        console.print(
+            f"variants=...: the loader yields the {len(in_cis):,} variants in cis. A missing call (-1) counts as the mean."
+        )
+
+        def print_epoch(epoch: Epoch) -> None:
+            console.print(f"epoch {epoch.number:>2} of {epochs}   loss {epoch.loss:9,.2f}   {epoch.seconds:4.1f} s")
+
+        result = fit(loader, means, cis, pools=settings.pools, epochs=epochs, seed=seed, on_epoch=print_epoch)
+    planted = result.planted
+    sign = (planted["effect"] * planted["estimate"] > 0).mean()
+    console.print(
+        f"\nCorrelation of estimated with true cis effects: [bold]{result.correlation:.3f}[/] over all {len(cis):,} pairs. "
+        f"Of the {len(planted):,} planted effects, {sign:.0%} have the right sign."
+    )
+
+    _step(console, 5, "Time it", "what do the genotypes cost?")
+    with (
+        dl.DonorLoader(study.cells, donor_key=study.donor_key, **window) as alone,
+        dl.DonorLoader(study, **window) as joined,
+    ):
+        throughput = measure_throughput(alone, joined)
+    console.print(
+        f"cells alone            {median(throughput.alone):9,.0f} cells per second\n"
+        f"cells and genotypes    {median(throughput.joined):9,.0f} cells per second "
+        f"([bold]{throughput.ratio:.0%}[/], all {settings.variants:,} variants)"
+    )
+    return result, throughput
+
+
+def _check(out: Path | None, epochs: int, seed: int, picture: Path) -> None:
+    for name, value, least in (("epochs", epochs, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be a whole number from {least}, got {value!r}.")
+    if picture.suffix.lower() != ".png":
+        raise ValueError(f"The picture is a PNG, but its path {str(picture)!r} does not end in .png. Name it so.")
+    if not picture.absolute().parent.is_dir():
+        raise FileNotFoundError(f"The folder of the picture {str(picture)!r} does not exist. Make it first.")
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FileExistsError(f"{str(out)!r} exists and is not an empty folder. Name another one, or empty it.")
+    if find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("The demo draws with matplotlib, which is not installed: pip install 'donorloader[demo]'")
+
+
+@contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="donorloader-demo-") as folder:
+            yield Path(folder)
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        yield out
+
+
+def _names(files: tuple[Path, ...]) -> str:
+    return f"{files[0].name} to {files[-1].name}" if len(files) > 1 else files[0].name
+
+
+def _step(console: Console, number: int, title: str, what: str) -> None:
+    console.print(f"\n[bold cyan]{number}  {title}[/]  [dim]{what}[/]")

@@ -1,0 +1,241 @@
+"""Genotypes as the loader reads them: any AnnData of donors × variants, on disk or in memory."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+import zarr
+from annbatch import DatasetCollection
+
+from donorloader._ids import as_text, duplicates, shorten
+from donorloader._zarr import local_pipeline, open_group
+
+from ._rows import Matrix, MemoryMatrix, SparseMatrix, StackedMatrix, StoredMatrix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from ._rows import Columns
+
+__all__ = ["GenotypeStore", "open_genotypes"]
+
+
+class GenotypeStore:
+    """Donors × variants, read by donor.
+
+    Made by :func:`donorloader.open_genotypes`.
+
+    Attributes
+    ----------
+    ids
+        (n_donors,) donor ids as text, one per row.
+    n_variants
+        Number of columns.
+    dtype
+        Type of the values: what :meth:`read` gives.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        matrix: Matrix,
+        ids: NDArray[np.object_],
+        read_var: Callable[[], pd.DataFrame],
+        read_names: Callable[[Columns], NDArray[np.object_]],
+        close: Callable[[], None] | None = None,
+    ):
+        if matrix.shape[0] != ids.size:
+            raise ValueError(
+                f"Genotypes need one id per row, but {name} has {matrix.shape[0]:,} rows and {ids.size:,} ids. "
+                "The store is damaged, or obs is not of this matrix: write it again."
+            )
+        if repeated := duplicates(ids):
+            raise ValueError(
+                f"Each donor has one row of genotypes, but the ids {shorten(repeated)} of {name} occur more than once. "
+                "Remove the duplicates, or make the ids unique."
+            )
+        if matrix.dtype.kind not in "iufb":
+            raise TypeError(f"Genotypes must be numbers, but {name} holds {matrix.dtype}.")
+        if 0 in matrix.shape:
+            raise ValueError(f"Genotypes need at least one donor and one variant, but {name} is {matrix.shape}.")
+        self.name = name
+        self.ids = ids
+        self.shape = matrix.shape
+        self.n_variants = matrix.shape[1]
+        self.dtype = matrix.dtype
+        self._matrix = matrix
+        self._read_var = read_var
+        self._read_names = read_names
+        self._close = close
+
+    @property
+    def in_memory(self) -> NDArray[Any] | None:
+        """The whole matrix where it is a numpy array already, so that nobody holds it twice."""
+        return self._matrix.array if isinstance(self._matrix, MemoryMatrix) else None
+
+    def read(self, rows: NDArray[np.int64], columns: Columns) -> NDArray[Any]:
+        """Genotypes of some donors.
+
+        Parameters
+        ----------
+        rows
+            Row numbers, in any order, of `ids`.
+        columns
+            Column numbers, or a slice of them.
+
+        Returns
+        -------
+        C-contiguous (len(rows), n_columns) array of `dtype`.
+        """
+        return self._matrix.read(np.asarray(rows, dtype=np.int64), columns)
+
+    def names(self, columns: Columns) -> NDArray[np.object_]:
+        """Names of some variants, without reading those of all where the columns are a slice."""
+        return self._read_names(columns)
+
+    def var(self) -> pd.DataFrame:
+        """Annotation of all variants."""
+        return self._read_var()
+
+    def close(self) -> None:
+        """Close the files that this store has opened."""
+        if self._close is not None:
+            self._close()
+
+    def __repr__(self) -> str:
+        return f"GenotypeStore({self.name}: {self.shape[0]:,} donors × {self.shape[1]:,} variants, {self.dtype})"
+
+
+def open_genotypes(source: Any, *, layer: str | None = None) -> GenotypeStore:
+    """Open genotypes, keyed by donor id.
+
+    Parameters
+    ----------
+    source
+        Path of an AnnData ``.h5ad`` or ``.zarr`` or of an annbatch collection; an :class:`anndata.AnnData`, in memory
+        or backed; a DonorData (its `G`); or a :class:`GenotypeStore`, returned as it is. ``obs_names`` are the donor
+        ids.
+    layer
+        Layer to read in place of `X`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file or store.
+    ValueError
+        If ids repeat, or their number is not that of the rows.
+    TypeError
+        If the source or its ids are of a kind that cannot be used.
+    """
+    if isinstance(source, GenotypeStore):
+        if layer is not None:
+            raise ValueError(f"layer={layer!r} has no effect on an open GenotypeStore; open it with that layer.")
+        return source
+    if isinstance(source, str | Path):
+        return _open_path(str(source), layer)
+    if isinstance(source, DatasetCollection):
+        return _open_collection(source, "the collection", layer)
+    if isinstance(source, ad.AnnData):
+        return _from_anndata(source, layer)
+    if hasattr(source, "G") and hasattr(source, "C"):
+        return _from_anndata(source.G, layer)
+    raise TypeError(
+        "Genotypes must be a path, an AnnData, a DatasetCollection or a GenotypeStore, "
+        f"got {type(source).__name__}. PLINK and other files are read by donorloader.prepare(...)."
+    )
+
+
+def _open_path(path: str, layer: str | None) -> GenotypeStore:
+    if path.endswith((".bed", ".bim", ".fam", ".pgen", ".bgen", ".vcf", ".vcf.gz", ".bcf", ".vcz")):
+        raise ValueError(
+            f"{path!r} keeps genotypes by variant, and a loader reads them by donor: "
+            f"run `donorloader prepare CELLS --genotypes {path} --out study` once, and load the study."
+        )
+    if Path(path).is_file():
+        if not h5py.is_hdf5(path):
+            raise ValueError(f"Genotypes must be an AnnData in .h5ad or .zarr, but {path!r} is neither.")
+        file = h5py.File(path, "r")
+        try:
+            group = file["G"] if "G" in file and "obs" not in file else file
+            return _from_group(group, repr(path), layer, file.close)
+        except BaseException:
+            file.close()
+            raise
+    group = open_group(path)
+    kind = group.attrs.get("encoding-type")
+    if kind == "annbatch-preshuffled":
+        return _open_collection(DatasetCollection(group), repr(path), layer)
+    if kind == "donordata":
+        return _from_group(group["G"], repr(path), layer)
+    if kind != "anndata":
+        raise ValueError(f"{path!r} is a zarr group, but not an AnnData (its encoding-type is {kind!r}).")
+    return _from_group(group, repr(path), layer)
+
+
+def _open_collection(collection: DatasetCollection, name: str, layer: str | None) -> GenotypeStore:
+    if collection.is_empty:
+        raise ValueError(f"Genotypes need at least one donor, but the collection {name} is empty.")
+    stores = [_from_group(group, f"{group.basename} of {name}", layer) for group in collection]
+    if any(store.n_variants != stores[0].n_variants for store in stores):
+        raise ValueError(f"The datasets of {name} must have the same variants, but differ in their number.")
+    ids = np.concatenate([store.ids for store in stores])
+    stack = StackedMatrix([store._matrix for store in stores])
+    return GenotypeStore(name, stack, ids, stores[0].var, stores[0].names)
+
+
+def _from_anndata(adata: ad.AnnData, layer: str | None) -> GenotypeStore:
+    name = "the AnnData of genotypes"
+    if layer is not None and layer not in adata.layers:
+        raise KeyError(f"{name} has no layer {layer!r}, only {shorten(k for k in adata.layers if k is not None)}.")
+    X = adata.X if layer is None else adata.layers[layer]
+    names = _text(adata.var_names)
+    ids = as_text(adata.obs_names, f"obs_names of {name}")
+    return GenotypeStore(name, _matrix(X, name), ids, lambda: adata.var, lambda columns: names[columns])
+
+
+def _from_group(
+    group: Any, name: str, layer: str | None, close: Callable[[], None] | None = None
+) -> GenotypeStore:
+    if missing := [key for key in ("X", "obs", "var") if key not in group]:
+        raise ValueError(f"An AnnData store has X, obs and var, but {name} lacks {', '.join(missing)}.")
+    if layer is not None and layer not in group.get("layers", {}):
+        raise KeyError(f"{name} has no layer {layer!r}, only {shorten(group.get('layers', {}))}.")
+    with local_pipeline(group) if isinstance(group, zarr.Group) else nullcontext():
+        node = group["X"] if layer is None else group["layers"][layer]
+        X = ad.io.sparse_dataset(node) if node.attrs.get("encoding-type") in ("csr_matrix", "csc_matrix") else node
+    obs, var = group["obs"], group["var"]
+    ids = as_text(ad.io.read_elem(obs[obs.attrs["_index"]]), f"obs_names of {name}")
+    index = var[var.attrs["_index"]]
+
+    def read_names(columns: Columns) -> NDArray[np.object_]:
+        if isinstance(columns, slice) and isinstance(index, zarr.Array | h5py.Dataset):
+            values = index.asstr()[columns] if isinstance(index, h5py.Dataset) else index[columns]
+            return _text(values)
+        return _text(ad.io.read_elem(index))[columns]
+
+    return GenotypeStore(name, _matrix(X, name), ids, lambda: ad.io.read_elem(var), read_names, close)
+
+
+def _matrix(X: Any, name: str) -> Matrix:
+    if isinstance(X, np.ndarray):
+        return MemoryMatrix(np.asarray(X))
+    if isinstance(X, zarr.Array | h5py.Dataset):
+        return StoredMatrix(X)
+    if isinstance(X, sp.csr_matrix | sp.csr_array | ad.abc.CSRDataset):
+        return SparseMatrix(X)
+    if isinstance(X, sp.csc_matrix | sp.csc_array):
+        return SparseMatrix(X.tocsr())
+    raise TypeError(f"Genotypes must be dense or CSR, but X of {name} is {type(X).__name__}.")
+
+
+def _text(values: Any) -> NDArray[np.object_]:
+    return np.asarray(pd.Index(np.asarray(values, dtype=object)).astype(str), dtype=object)

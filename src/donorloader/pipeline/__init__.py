@@ -1,0 +1,9 @@
+"""HOW the two sides overlap: lanes, join, device copy, timing. Knows neither genes nor variants."""
+
+from ._conveyor import Conveyor
+from ._device import DeviceCopier
+from ._join import Joiner
+from ._pass import Pass, join_lanes
+from ._tensors import silence_csr_warning, to_torch
+
+__all__ = ["Conveyor", "DeviceCopier", "Joiner", "Pass", "join_lanes", "silence_csr_warning", "to_torch"]

@@ -1,0 +1,82 @@
+"""One pass over the batches: the iterator that a training loop holds."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ._conveyor import Conveyor
+    from ._join import Joiner
+
+__all__ = ["Pass", "join_lanes"]
+
+
+class Pass:
+    """Iterator over the batches of one epoch, which ends its lanes when it ends, fails, or is let go of.
+
+    Parameters
+    ----------
+    conveyor
+        The lanes of the pass.
+    batches
+        The joined batches.
+    """
+
+    def __init__(self, conveyor: Conveyor, batches: Iterator[dict[str, Any]]):
+        self._conveyor = conveyor
+        self._batches = batches
+        self._finalizer = weakref.finalize(self, conveyor.stop)
+        self._finalizer.atexit = False  # the conveyor sees to the exit itself, in the right order
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        try:
+            return next(self._batches)
+        except BaseException:  # also KeyboardInterrupt: whatever ends the loop ends the lanes
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the pass and its threads; harmless if it has ended."""
+        self._finalizer()
+
+    @property
+    def seconds(self) -> dict[str, dict[str, float]]:
+        """Per lane, the time spent at work, blocked by a full queue, and waited for by its reader. Unit: seconds."""
+        return self._conveyor.seconds
+
+
+def join_lanes(
+    cells: Iterator[Any],
+    genotypes: Iterator[Any],
+    joiner: Joiner,
+    assemble: Callable[[Any, Any], dict[str, Any]],
+    *,
+    check: bool,
+) -> Iterator[dict[str, Any]]:
+    """Pair the lanes batch by batch, prove each pair, and make a batch of it.
+
+    Raises
+    ------
+    RuntimeError
+        If one lane ends before the other, or a pair does not belong together.
+    """
+    while True:
+        cell_batch, donor_batch = next(cells, None), next(genotypes, None)
+        if cell_batch is None and donor_batch is None:
+            return
+        if cell_batch is None or donor_batch is None:
+            ended = "cells" if cell_batch is None else "genotypes"
+            raise RuntimeError(
+                f"Cells and genotypes do not belong together: the {ended} ended before the other lane did. The sampler "
+                "gave the two a different number of batches."
+            )
+        if check:
+            joiner.check(cell_batch, donor_batch)
+        yield assemble(cell_batch, donor_batch)
+        del cell_batch, donor_batch  # or they stay alive while the next pair is waited for

@@ -1,0 +1,23 @@
+"""WHICH rows, in what order: pure functions of (data, settings, seed, epoch). No I/O, no threads."""
+
+from ._donor import DonorRequest, DonorSampler, donor_requests
+from ._epoch import EpochSampler
+from ._geometry import Geometry, choose_geometry
+from ._replay import pass_generator, replay, replica
+from ._rows import complete_requests, request_rows
+from ._subset import SubsetSampler
+
+__all__ = [
+    "DonorRequest",
+    "DonorSampler",
+    "EpochSampler",
+    "Geometry",
+    "SubsetSampler",
+    "choose_geometry",
+    "complete_requests",
+    "donor_requests",
+    "pass_generator",
+    "replay",
+    "replica",
+    "request_rows",
+]

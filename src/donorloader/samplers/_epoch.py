@@ -1,0 +1,105 @@
+"""The sampler that annbatch's Loader runs: any sampler, made a function of (seed, epoch)."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+from annbatch.abc import Sampler
+
+from ._replay import replay
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Iterator
+
+    from annbatch.types import LoadRequest
+
+__all__ = ["EpochSampler"]
+
+
+class EpochSampler(Sampler):
+    """Run a sampler so that its order is a pure function of (seed, epoch).
+
+    Parameters
+    ----------
+    sampler
+        Any annbatch sampler; a copy is kept, so later changes to the original have no effect.
+    seed
+        With the epoch, what the order depends on.
+    whole_windows
+        Whether to ask for each load request as one batch, its rows in the order of the batches, which the caller then
+        cuts by the sizes that :meth:`arm` collects.
+    """
+
+    def __init__(self, sampler: Sampler, *, seed: int, whole_windows: bool = False):
+        self._sampler = copy.deepcopy(sampler)
+        self._seed = seed
+        self._whole_windows = whole_windows
+        self._armed = threading.local()
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler that is replayed."""
+        return self._sampler
+
+    @property
+    def seed(self) -> int:
+        """The seed of every pass."""
+        return self._seed
+
+    @property
+    def batch_size(self) -> int | None:
+        return self._sampler.batch_size
+
+    @property
+    def shuffle(self) -> bool:
+        return self._sampler.shuffle
+
+    def n_batches(self, n_obs: int) -> int:
+        """Number of batches of a pass over `n_obs` rows."""
+        return self._sampler.n_batches(n_obs)
+
+    def validate(self, n_obs: int) -> None:
+        """Let the wrapped sampler check its settings against `n_obs`."""
+        self._sampler.validate(n_obs)
+
+    def arm(self, epoch: int, sizes: deque[list[int]] | None = None) -> None:
+        """Set the epoch of the next pass begun on this thread.
+
+        One annbatch Loader serves every pass, also passes that run side by side on threads of their own, and it calls
+        :meth:`sample` without an epoch; hence the thread-local.
+
+        Parameters
+        ----------
+        epoch
+            The epoch to run.
+        sizes
+            Gains, per load request, the list of its batch sizes.
+        """
+        self._armed.epoch, self._armed.sizes = epoch, sizes
+
+    def sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        """Load requests of the armed epoch."""
+        if (epoch := getattr(self._armed, "epoch", None)) is None:
+            raise RuntimeError("EpochSampler.sample needs `arm(epoch)` on the same thread before.")
+        sizes = self._armed.sizes
+        self._armed.epoch = self._armed.sizes = None
+        return self._run(replay(self._sampler, n_obs, seed=self._seed, epoch=epoch), sizes)
+
+    def _run(self, requests: Iterator[LoadRequest], sizes: deque[list[int]] | None) -> Iterator[LoadRequest]:
+        for request in requests:
+            splits = request["splits"]
+            if not splits:
+                continue
+            if sizes is not None:
+                sizes.append([len(split) for split in splits])
+            if self._whole_windows:
+                yield {"requests": request["requests"], "splits": [np.concatenate(splits)]}
+            else:
+                yield request
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        return self.sample(n_obs)

@@ -1,0 +1,86 @@
+"""Load requests as plain row numbers, complete and checked, whatever sampler made them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from annbatch.abc import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from annbatch.types import LoadRequest
+    from numpy.typing import NDArray
+
+__all__ = ["complete_requests", "request_rows", "split_evenly"]
+
+
+def request_rows(requests: list[slice] | NDArray[np.integer]) -> NDArray[np.int64]:
+    """Row numbers of a load request, in request order."""
+    if isinstance(requests, np.ndarray) and np.issubdtype(requests.dtype, np.integer):
+        return requests.astype(np.int64, copy=False)
+    runs = [np.arange(run.start, run.stop, dtype=np.int64) for run in cast("list[slice]", requests)]
+    return np.concatenate(runs) if runs else np.empty(0, dtype=np.int64)
+
+
+def split_evenly(positions: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+    """Cut positions into batches of `size`, the last one smaller where they do not divide."""
+    return [positions[start : start + size] for start in range(0, len(positions), size)]
+
+
+def complete_requests(sampler: Sampler, n_obs: int, rng: np.random.Generator) -> Iterator[LoadRequest]:
+    """Load requests of one pass of a sampler, each with valid ``splits``.
+
+    Parameters
+    ----------
+    sampler
+        Any annbatch sampler. Its pass is consumed.
+    n_obs
+        Number of rows that it samples from.
+    rng
+        Generator for splits that the sampler leaves to its caller. annbatch draws these from numpy's global state,
+        which no other thread could draw again.
+
+    Raises
+    ------
+    ValueError
+        If the sampler asks for a row outside of ``range(n_obs)``, or splits a request at a position that it lacks.
+    """
+    # `_sample` is what annbatch documents for subclasses to write; `sample` adds splits from the global generator.
+    if type(sampler).sample is Sampler.sample:
+        sampler.validate(n_obs)
+        requests = sampler._sample(n_obs)
+    else:
+        requests = sampler.sample(n_obs)
+    try:
+        for request in requests:
+            rows = request_rows(request["requests"])
+            if rows.size and not (0 <= rows.min() and rows.max() < n_obs):
+                wrong = rows[(rows < 0) | (rows >= n_obs)][0]
+                raise ValueError(
+                    f"A sampler may ask for rows 0 to {n_obs - 1}, but {type(sampler).__name__} asks for row {wrong}."
+                )
+            splits = request.get("splits")
+            if splits is None:
+                splits = _default_splits(sampler, rows.size, rng)
+            for split in splits:
+                if len(split) and not (0 <= np.min(split) and np.max(split) < rows.size):
+                    raise ValueError(
+                        f"Splits index the {rows.size} rows of their load request, but {type(sampler).__name__} "
+                        f"gives position {int(np.max(split))}."
+                    )
+            # annbatch yields an empty batch for an empty split; nothing could be learnt from it
+            yield {"requests": request["requests"], "splits": [np.asarray(s) for s in splits if len(s)]}
+    finally:
+        if (close := getattr(requests, "close", None)) is not None:
+            close()
+
+
+def _default_splits(sampler: Sampler, n_rows: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+    if sampler.batch_size is None or sampler.shuffle is None:
+        raise ValueError(
+            f"{type(sampler).__name__} yields load requests without `splits`, so it needs `batch_size` and `shuffle`."
+        )
+    positions = rng.permutation(n_rows) if sampler.shuffle else np.arange(n_rows)
+    return split_evenly(positions, sampler.batch_size)

@@ -1,0 +1,315 @@
+"""The loader's members and options, one by one."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from _data import N_VARIANTS, as_numpy, open_collection
+from _join import check_batch, flat, orders
+from _samplers import make_sampler
+from annbatch.samplers import RandomSampler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import donorloader as dl
+
+if TYPE_CHECKING:
+    from _data import Store
+
+
+@pytest.fixture
+def loader(store: Store) -> Any:
+    with dl.DonorLoader(store.cells(3).path, store.genotypes().source, batch_size=16) as opened:
+        yield opened
+
+
+class TestMembers:
+    @pytest.mark.parametrize("drop_last", [False, True])
+    @pytest.mark.parametrize("batch_size", [1, 16, 60, 181, 500])
+    def test_len_is_the_number_of_batches(self, store: Store, batch_size: int, drop_last: bool) -> None:
+        with dl.DonorLoader(
+            store.cells(3).path, store.genotypes().source, batch_size=batch_size, drop_last=drop_last, prefetch=0
+        ) as loader:
+            expected = 181 // batch_size if drop_last else -(-181 // batch_size)
+            assert len(loader) == expected == sum(1 for _ in loader)
+
+    def test_is_a_torch_dataset(self, loader: dl.DonorLoader) -> None:
+        assert isinstance(loader, torch.utils.data.IterableDataset)
+
+    def test_names(self, store: Store, loader: dl.DonorLoader) -> None:
+        cells, genotypes = store.cells(3), store.genotypes()
+        assert loader.n_obs == cells.n_obs
+        assert list(loader.var_names) == [f"gene{g}" for g in range(cells.x.shape[1])]
+        assert list(loader.variant_names) == list(genotypes.variants)
+        assert list(loader.donors) == sorted(set(cells.donor))
+
+    @pytest.mark.parametrize(
+        ("variants", "expected"),
+        [
+            (["rs20", "rs1"], ["rs20", "rs1"]),
+            ([3, 0], ["rs3", "rs0"]),
+            (slice(4, 9, 2), ["rs4", "rs6", "rs8"]),
+            (slice(-2, None), ["rs22", "rs23"]),
+            (np.arange(N_VARIANTS) == 5, ["rs5"]),
+            ([-1], ["rs23"]),
+        ],
+    )
+    @pytest.mark.parametrize("backing", ["memory", "h5ad", "zarr", "collection"])
+    def test_variant_names_follow_the_choice(
+        self, store: Store, variants: Any, expected: list[str], backing: str
+    ) -> None:
+        genotypes = store.genotypes("float32", backing=backing)
+        with dl.DonorLoader(store.cells(1).path, genotypes.source, batch_size=64, variants=variants) as loader:
+            assert list(loader.variant_names) == expected
+            batch = next(iter(loader))
+        columns = [int(name[2:]) for name in expected]
+        np.testing.assert_array_equal(
+            as_numpy(batch["donor_features"]), genotypes.rows(batch["unique_donors"], columns)
+        )
+
+    def test_close_and_context(self, store: Store) -> None:
+        loader = dl.DonorLoader(store.cells(3).path, store.genotypes().source, batch_size=16)
+        with loader as entered:
+            assert entered is loader
+            iterator = iter(loader)
+            next(iterator)
+        loader.close()
+        loader.close()
+        with pytest.raises((RuntimeError, ValueError), match=r"clos"):
+            next(iter(loader))
+
+    def test_timings(self, loader: dl.DonorLoader) -> None:
+        list(loader)
+        timings = loader.timings()
+        assert {"cells", "genotypes"} <= set(timings.index)
+        assert (timings >= 0).all(axis=None)
+        assert timings.loc["cells", "work"] > 0
+
+    def test_repr_is_short(self, loader: dl.DonorLoader) -> None:
+        assert len(repr(loader)) < 2000
+
+    def test_genotype_layer(self, store: Store) -> None:
+        genotypes = store.genotypes("float32")
+        adata = genotypes.source.copy()
+        adata.layers["dosage"] = genotypes.values + 0.5
+        with dl.DonorLoader(store.cells(1).path, adata, batch_size=64, genotype_layer="dosage") as loader:
+            batch = next(iter(loader))
+        np.testing.assert_array_equal(
+            as_numpy(batch["donor_features"]), genotypes.rows(batch["unique_donors"]) + 0.5
+        )
+
+
+class TestStore:
+    """`dl.open_genotypes`."""
+
+    @pytest.mark.parametrize("backing", ["memory", "h5ad", "backed", "zarr", "collection"])
+    @pytest.mark.parametrize("csr", [False, True])
+    def test_rows_in_any_order(self, store: Store, backing: str, csr: bool) -> None:
+        genotypes = store.genotypes("int8", csr=csr, backing=backing)
+        opened = dl.open_genotypes(genotypes.source)
+        assert list(opened.ids) == list(genotypes.ids)
+        assert opened.n_variants == N_VARIANTS
+        assert opened.dtype == np.int8
+        rows = np.array([9, 0, 13, 4, 3])
+        for columns in (slice(0, N_VARIANTS), slice(5, 11), np.array([7, 2, 20])):
+            got = opened.read(rows, columns)
+            assert got.flags.c_contiguous
+            np.testing.assert_array_equal(got, genotypes.values[rows][:, columns])
+            assert list(opened.names(columns)) == list(genotypes.variants[columns])
+        assert opened.read(np.array([], dtype=np.int64), slice(0, 4)).shape == (0, 4)
+        assert list(opened.var().index) == list(genotypes.variants)
+
+    def test_one_store_serves_two_loaders(self, store: Store) -> None:
+        cells, genotypes = store.cells(3), store.genotypes("uint8", backing="h5ad")
+        opened = dl.open_genotypes(genotypes.source)
+        first = dl.DonorLoader(cells.path, opened, batch_size=16)
+        second = dl.DonorLoader(cells.path, opened, batch_size=16)
+        for a, b in zip(first, second, strict=True):
+            check_batch(a, cells, genotypes)
+            check_batch(b, cells, genotypes)
+        first.close()
+        for batch in second:  # what the user opened, the user closes
+            check_batch(batch, cells, genotypes)
+        second.close()
+        opened.close()
+
+
+class TestSizes:
+    """Chunk and window sizes."""
+
+    @given(batch_size=st.integers(1, 5000))
+    @settings(max_examples=400)
+    def test_chosen_sizes_meet_the_rules(self, batch_size: int) -> None:
+        from donorloader.samplers import choose_geometry
+
+        chunk_size, preload_nchunks = choose_geometry(batch_size)
+        RandomSampler(chunk_size, preload_nchunks, batch_size)  # annbatch's own check
+        assert 16 <= chunk_size <= 256
+        # a batch size without small factors needs a window of many batches, or tiny chunks
+        assert chunk_size * preload_nchunks <= max(2 * 16_384, 16 * batch_size)
+
+    @given(batch_size=st.integers(1, 5000), chunk_size=st.integers(1, 512))
+    def test_the_other_size_is_chosen(self, batch_size: int, chunk_size: int) -> None:
+        from donorloader.samplers import choose_geometry
+
+        for given_one in ({"chunk_size": chunk_size}, {"preload_nchunks": chunk_size}):
+            RandomSampler(*choose_geometry(batch_size, **given_one), batch_size)
+
+    @given(
+        batch_size=st.integers(1, 300),
+        chunk_size=st.integers(1, 100),
+        preload_nchunks=st.integers(1, 100),
+    )
+    def test_an_impossible_choice_gets_one_that_works(
+        self, store: Store, batch_size: int, chunk_size: int, preload_nchunks: int
+    ) -> None:
+        asked = {"chunk_size": chunk_size, "preload_nchunks": preload_nchunks}
+
+        def open_it(**sizes: int) -> dl.DonorLoader:
+            return dl.DonorLoader(
+                store.cells(1).path, store.genotypes().source, batch_size=batch_size, prefetch=0, **sizes
+            )
+
+        if (chunk_size * preload_nchunks) % batch_size == 0:
+            open_it(**asked).close()
+            return
+        with pytest.raises(ValueError, match=r"multiple") as caught:
+            open_it(**asked)
+        message = str(caught.value)
+        assert str(batch_size) in message
+        proposed = {k: int(v) for k, v in re.findall(r"(chunk_size|preload_nchunks)=(\d+)", message)}
+        assert proposed
+        with open_it(**(asked | proposed)) as loader:
+            assert next(iter(loader))["index"].shape == (min(batch_size, 157),)
+
+    @pytest.mark.parametrize("batch_size", [1, 17, 333, 1024, 4099])
+    def test_chosen_sizes_stream(self, store: Store, batch_size: int) -> None:
+        cells = store.cells(3)
+        with dl.DonorLoader(cells.path, store.genotypes().source, batch_size=batch_size) as loader:
+            assert sorted(flat(loader)) == list(range(cells.n_obs))
+
+    def test_a_sampler_leaves_no_room_for_sizes(self, store: Store) -> None:
+        cells = store.cells(3)
+        sampler = make_sampler("random", cells, chunk_size=8, preload_nchunks=2, batch_size=16)
+        for other in ({"batch_size": 8}, {"shuffle": False}, {"drop_last": True}, {"chunk_size": 4}):
+            with pytest.raises((ValueError, TypeError), match=next(iter(other))):
+                dl.DonorLoader(cells.path, store.genotypes().source, batch_sampler=sampler, **other)
+
+
+class TestThreads:
+    def test_no_prefetch_no_threads(self, store: Store) -> None:
+        cells, genotypes = store.cells(3), store.genotypes("int8", backing="zarr")
+        list(dl.DonorLoader(cells.path, genotypes.source, batch_size=16, prefetch=0))  # zarr's own threads start
+        before = set(threading.enumerate())
+        with dl.DonorLoader(cells.path, genotypes.source, batch_size=16, prefetch=0) as loader:
+            for _ in loader:
+                assert {t for t in set(threading.enumerate()) - before if not _of_zarr(t)} == set()
+
+    def test_prefetch_has_a_thread_a_lane(self, store: Store) -> None:
+        with dl.DonorLoader(store.cells(3).path, store.genotypes().source, batch_size=4, prefetch=1) as loader:
+            before = set(threading.enumerate())
+            iterator = iter(loader)
+            next(iterator)
+            names = {t.name for t in set(threading.enumerate()) - before if not _of_zarr(t)}
+            assert any("cells" in n for n in names)
+            assert any("genotypes" in n for n in names)
+            assert all("donorloader" in n for n in names)
+
+    @pytest.mark.parametrize("prefetch", [-1, 1.5, "4"])
+    def test_prefetch_is_a_count(self, store: Store, prefetch: Any) -> None:
+        with pytest.raises((ValueError, TypeError), match="prefetch"):
+            dl.DonorLoader(store.cells(3).path, store.genotypes().source, prefetch=prefetch)
+
+
+def _of_zarr(thread: threading.Thread) -> bool:
+    return thread.name.startswith(("zarr", "asyncio", "ThreadPoolExecutor"))
+
+
+class TestDataLoader:
+    def test_no_workers(self, store: Store) -> None:
+        cells, genotypes = store.cells(3), store.genotypes()
+        with dl.DonorLoader(cells.path, genotypes.source, batch_size=16) as loader:
+            expected = [orders(loader) for _ in range(2)]
+            loader.set_epoch(0)
+            wrapped = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=0)
+            for epoch in range(2):
+                kept = list(wrapped)
+                for batch in kept:
+                    check_batch(batch, cells, genotypes)
+                assert orders(kept) == expected[epoch]
+            assert len(wrapped) == len(loader)
+
+    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+    @pytest.mark.parametrize("num_workers", [1, 2])
+    def test_workers_are_refused(self, store: Store, num_workers: int) -> None:
+        with dl.DonorLoader(store.cells(3).path, store.genotypes().source, batch_size=16) as loader:
+            wrapped = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=num_workers, timeout=60)
+            with pytest.raises(Exception, match=r"num_workers=0"):
+                list(wrapped)
+
+
+class TestTensors:
+    def test_a_batch_can_be_written_to(self, store: Store) -> None:
+        """Training code normalises in place; that must not reach the genotypes of the next batch."""
+        cells = store.cells(3)
+        for options in ({"donor_rows": "batch"}, {"densify": True}):
+            genotypes = store.genotypes("float32")
+            with dl.DonorLoader(cells.path, genotypes.source, batch_size=16, prefetch=0, **options) as loader:
+                for _ in range(2):
+                    for batch in loader:
+                        check_batch(batch, cells, genotypes, densify=bool(options.get("densify")))
+                        batch["donor_features"].mul_(0)
+                        batch["donor_idx"].mul_(0)
+                        batch["index"].mul_(0)
+                        if options.get("densify"):
+                            batch["X"].mul_(0)
+                        batch["unique_donors"][:] = "?"
+            np.testing.assert_array_equal(genotypes.source.X, genotypes.values)
+            with dl.DonorLoader(cells.path, genotypes.source, batch_size=16) as loader:
+                for batch in loader:
+                    check_batch(batch, cells, genotypes)
+
+    def test_cells_in_memory_are_not_written_through(self, store: Store) -> None:
+        cells = store.cells(1, "dense")
+        with dl.DonorLoader(cells.adatas[0], None, batch_size=16) as loader:
+            for batch in loader:
+                batch["X"].mul_(0)
+        np.testing.assert_array_equal(cells.adatas[0].X, cells.x)
+
+    def test_options_keep_the_rank_at_one_cell_a_batch(self, store: Store) -> None:
+        for to in ("torch", "numpy"):
+            for densify in (False, True):
+                with dl.DonorLoader(
+                    store.cells(1).path, store.genotypes().source, batch_size=1, to=to, densify=densify, prefetch=0
+                ) as loader:
+                    batch = next(iter(loader))
+                assert batch["X"].shape == (1, 11)
+                assert batch["donor_features"].shape == (1, N_VARIANTS)
+                assert batch["donor_idx"].shape == batch["index"].shape == (1,)
+
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [("to", "jax"), ("donor_rows", "cell"), ("missing_donors", "ignore"), ("batch_size", 0), ("seed", "x")],
+    )
+    def test_options_are_checked(self, store: Store, option: str, value: Any) -> None:
+        with pytest.raises((ValueError, TypeError), match=option) as caught:
+            dl.DonorLoader(store.cells(1).path, store.genotypes().source, **{option: value})
+        assert repr(value) in str(caught.value) or str(value) in str(caught.value)
+
+    def test_an_unknown_option_is_refused(self, store: Store) -> None:
+        with pytest.raises(TypeError):
+            dl.DonorLoader(store.cells(1).path, store.genotypes().source, batchsize=3)  # type: ignore[call-arg]
+        with pytest.raises(TypeError):
+            dl.DonorLoader(store.cells(1).path, store.genotypes().source, "donor_id")  # type: ignore[misc]
+
+    def test_a_collection_object_is_left_open(self, store: Store) -> None:
+        cells = store.cells(3)
+        collection = open_collection(cells.path)
+        for _ in range(2):
+            with dl.DonorLoader(collection, store.genotypes().source, batch_size=16) as loader:
+                assert sorted(flat(loader)) == list(range(cells.n_obs))
