@@ -122,7 +122,10 @@ def _guess(cells: list[str], genotypes: list[str]) -> str:
         if matches((c.rpartition(separator)[2] for c in cells), set(genotypes)) or matches(
             (c.partition(separator)[2] for c in cells), set(genotypes)
         ):
-            return f"the cells' ids carry a prefix before {separator!r} (FID_IID?); {rename}, or prepare with `--id-by fid_iid`."
+            return (
+                f"the cells' ids carry a prefix before {separator!r}, as FID_IID does; {rename}, "
+                "or prepare with `--id-by fid_iid`."
+            )
     if matches(_number(g) for g in genotypes) or matches({_number(g) for g in genotypes}, {_number(c) for c in cells}):
         return f"int vs text: the numbers are the same but for a prefix, leading zeros or a '.0'; {rename}."
     if len(set(genotypes)) == 1:

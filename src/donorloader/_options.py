@@ -7,6 +7,10 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import humanfriendly
+import numpy as np
+from annbatch.samplers import RandomSampler, SequentialSampler
+
+from donorloader.samplers import WINDOW_CELLS, choose_geometry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,14 +33,29 @@ class SamplingOptions:
     chunk_size: int | None = None
     preload_nchunks: int | None = None
 
-    def refuse_beside(self, batch_sampler: Sampler) -> None:
-        """Raise if one of these is set beside a `batch_sampler`, which decides all of them."""
-        changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
-        if changed:
-            raise ValueError(
-                f"batch_sampler={type(batch_sampler).__name__}(…) decides {', '.join(changed)} itself: set these on "
-                "the sampler, and leave them out here."
-            )
+    def make(self, batch_sampler: Sampler | None) -> tuple[Sampler, int]:
+        """The sampler to run, and the cells of a load request as far as known.
+
+        Raises
+        ------
+        ValueError
+            If sizes are impossible, or one of these options is set beside a `batch_sampler`, which decides all of them.
+        """
+        if batch_sampler is not None:
+            changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+            if changed:
+                raise ValueError(
+                    f"batch_sampler={type(batch_sampler).__name__}(…) decides {', '.join(changed)} itself: set these "
+                    "on the sampler, and leave them out here."
+                )
+            return batch_sampler, WINDOW_CELLS
+        geometry = choose_geometry(self.batch_size, self.chunk_size, self.preload_nchunks)
+        window = geometry.chunk_size * geometry.preload_nchunks
+        settings = {**geometry._asdict(), "batch_size": self.batch_size, "drop_last": self.drop_last}
+        if not self.shuffle:
+            return SequentialSampler(**settings), window
+        # every replica gets the generator of its epoch in place of this one
+        return RandomSampler(**settings, rng=np.random.default_rng(0)), window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +76,14 @@ class ReadOptions:
     def checked(cls, *, obs_columns: Sequence[str], genotype_memory: int | str, **options: Any) -> ReadOptions:
         """Options, or an error that names the wrong one."""
         if isinstance(obs_columns, str):
-            raise TypeError(f"obs_columns must be a list of names, got the text {obs_columns!r}; use [{obs_columns!r}].")
-        choices = {"donor_rows": ("batch", "window"), "missing_donors": ("error", "drop", "nan"), "to": ("torch", "numpy")}
+            raise TypeError(
+                f"obs_columns must be a list of names, got the text {obs_columns!r}; use [{obs_columns!r}]."
+            )
+        choices = {
+            "donor_rows": ("batch", "window"),
+            "missing_donors": ("error", "drop", "nan"),
+            "to": ("torch", "numpy"),
+        }
         for name, allowed in choices.items():
             if options[name] not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {options[name]!r}.")

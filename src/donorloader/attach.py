@@ -72,8 +72,8 @@ def attach_donor_features(
     Yields
     ------
     The loader's batches, each with three more fields: `key`, (n_donors, n_variants) genotypes in the type of `G`;
-    ``unique_donors``, (n_donors,) ids as text; ``donor_idx``, (n_cells,) int64, the row of `key` of each cell. Arrays are
-    torch tensors where ``X`` is one, else numpy's.
+    ``unique_donors``, (n_donors,) ids as text; ``donor_idx``, (n_cells,) int64, the row of `key` of each cell. Arrays
+    are torch tensors where ``X`` is one, else numpy's.
 
     Raises
     ------
@@ -111,10 +111,10 @@ def _attach(
             planned = stream_genotypes(plan_windows(requests, table, pool), table, pool, "batch")
             lane = conveyor.lane("genotypes", planned, capacity=_BATCHES_AHEAD)
         for batch in loader:
-            texts = _batch_donors(batch, donor_id_key)
+            texts = _batch_donors(batch["obs"], donor_id_key)
             if lane is None:
                 unique, donor_idx = np.unique(texts, return_inverse=True)
-                features = store.read(_rows_of(store, unique), columns)
+                features: Any = store.read(_rows_of(store, unique), columns)
             else:
                 genotypes = next(lane, None)
                 unique = np.empty(0, dtype=object) if genotypes is None else ids[genotypes.donors]
@@ -137,12 +137,9 @@ def _planned_donors(
     loader: annbatch.Loader[Any, Any], donor_id_key: str, obs: pd.DataFrame | None
 ) -> tuple[NDArray[np.int64], NDArray[np.object_]] | None:
     """Donor code of every row and the donors' ids; `None` where the loader does not tell."""
-    if obs is not None:
-        frames = [obs]
-    else:
-        # annbatch has no public way to ask for the obs of all rows. If this is gone or changed in a later version, we
-        # read rows after their batch; what it says is compared with each batch in any case.
-        frames = getattr(loader, "_obs", None) or []
+    # annbatch has no public way to ask for the obs of all rows. If this is gone or changed in a later version, we read
+    # rows after their batch; what it says is compared with each batch in any case.
+    frames = [obs] if obs is not None else getattr(loader, "_obs", None) or []
     if not all(isinstance(frame, pd.DataFrame) for frame in frames) or sum(map(len, frames)) != loader.n_obs:
         if obs is not None:
             raise ValueError(f"obs must have one row for each of the {loader.n_obs:,} cells, got {len(obs):,}.")
@@ -170,8 +167,7 @@ def _replica(loader: annbatch.Loader[Any, Any]) -> Sampler | None:
     return copied
 
 
-def _batch_donors(batch: dict[str, Any], donor_id_key: str) -> NDArray[np.object_]:
-    obs = batch["obs"]
+def _batch_donors(obs: pd.DataFrame | None, donor_id_key: str) -> NDArray[np.object_]:
     if obs is None or donor_id_key not in obs:
         raise _no_column(donor_id_key, obs)
     return as_text(obs[donor_id_key], f"obs[{donor_id_key!r}]")

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import pandas as pd
 import torch
-from annbatch.samplers import RandomSampler, SequentialSampler
 from torch.utils.data import IterableDataset, get_worker_info
 
-from donorloader._buffers import BufferPool
+from donorloader._engine import Engine
 from donorloader._match import match_donors
 from donorloader._options import ReadOptions, SamplingOptions
-from donorloader.cells import is_donor_data, open_cells, select_cells, stream_cells, stream_dense, stream_windows
-from donorloader.genotypes import DonorTable, GenotypeStore, open_genotypes, plan_windows, resolve_variants, stream_genotypes
-from donorloader.pipeline import Conveyor, DeviceCopier, Joiner, Pass, join_lanes, silence_csr_warning, to_torch
-from donorloader.samplers import DonorSampler, EpochSampler, SubsetSampler, choose_geometry
+from donorloader.cells import is_donor_data, open_cells, select_cells
+from donorloader.genotypes import DonorTable, GenotypeStore, open_genotypes, resolve_variants
 from donorloader.study import Study, is_study, open_study
 
 if TYPE_CHECKING:
@@ -28,14 +24,7 @@ if TYPE_CHECKING:
     from annbatch.abc import Sampler
     from numpy.typing import NDArray
 
-    from donorloader.cells import CellBatch
-    from donorloader.genotypes import GenotypeBatch
-
 __all__ = ["DonorLoader"]
-
-# Gathered rows that may wait for the loop: enough to stay ahead, however wide the genotypes. Unit: bytes.
-_GATHERED_BYTES = 256 << 20
-_DEFAULT_WINDOW = 16_384
 
 
 class DonorLoader(IterableDataset[dict[str, Any]]):
@@ -189,43 +178,33 @@ class DonorLoader(IterableDataset[dict[str, Any]]):
             chunk_size=chunk_size,
             preload_nchunks=preload_nchunks,
         )
-        sampler, window_cells = _make_sampler(sampling, batch_sampler)
+        sampler, window_cells = sampling.make(batch_sampler)
         cells, genotypes, donor_key = _resolve_sources(cells, genotypes, donor_key)
 
-        self._options = options
-        self._source = open_cells(cells)
-        self._donor_key = donor_key or self._source.donor_key or "donor_id"
-        codes, ids = self._source.donors(self._donor_key)
-        keep = select_cells(self._source, codes, ids, cells_query=cells_query, donors=donors)
+        source = open_cells(cells)
+        codes, ids = source.donors(donor_key or source.donor_key or "donor_id")
+        keep = select_cells(source, codes, ids, cells_query=cells_query, donors=donors)
         self._owns_store = not isinstance(genotypes, GenotypeStore)
         self._store = None if genotypes is None else open_genotypes(genotypes, layer=genotype_layer)
         if self._store is None and (variants is not None or genotype_layer is not None):
             raise ValueError("variants and genotype_layer choose among genotypes, but genotypes is None.")
-        store_ids = None if self._store is None else self._store.ids
-        self._match = match_donors(codes, ids, keep, store_ids, missing_donors)
-        self._table = None
-        if self._store is not None and self._match.rows is not None:
+        match = match_donors(codes, ids, keep, None if self._store is None else self._store.ids, missing_donors)
+        table = None
+        if self._store is not None and match.rows is not None:
             columns = resolve_variants(self._store, variants)
-            self._table = DonorTable(self._store, columns, self._match.rows, memory=options.genotype_memory)
-        self._obs = self._source.obs(options.obs_columns) if options.obs_columns else None
-
-        if (used := self._match.keep) is not None:
-            sampler = SubsetSampler(sampler, used)
-        self._n_used = self._source.n_obs if used is None else int(used.sum())
-        sampler.validate(self._source.n_obs)
-        self._by_window = densify and self._source.sparse and not preload_to_gpu
-        self._sampler = EpochSampler(sampler, seed=int(seed), whole_windows=self._by_window)
-        self._loader = self._source.loader(self._sampler, preload_to_gpu=preload_to_gpu)
-        self._joiner = Joiner(self._match.codes, self._match.ids, store_ids)
-        self._device = None if device is None else torch.device(device)
-        self._ahead = options.batches_ahead(sampler.batch_size, window_cells)
-        self._pool = BufferPool(keep=4)
+            table = DonorTable(self._store, columns, match.rows, memory=options.genotype_memory)
+        self._engine = Engine(
+            source,
+            match,
+            table,
+            sampler,
+            seed=int(seed),
+            window_cells=window_cells,
+            options=options,
+            device=None if device is None else torch.device(device),
+        )
         self._epoch, self._next_epoch = 0, 0
-        self._passes: weakref.WeakSet[Pass] = weakref.WeakSet()
-        self._seconds: dict[str, dict[str, float]] = {}
         self._closed = False
-        if to == "torch":
-            silence_csr_warning()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Begin a new pass: the next epoch."""
@@ -238,76 +217,19 @@ class DonorLoader(IterableDataset[dict[str, Any]]):
             )
         self._epoch = self._next_epoch
         self._next_epoch += 1
-        conveyor = Conveyor(self._epoch, threads=self._options.prefetch != 0)
-        try:
-            pass_ = Pass(conveyor, self._joined(conveyor, self._epoch))
-        except BaseException:
-            conveyor.stop()
-            raise
-        self._passes.add(pass_)
-        self._seconds = conveyor.seconds
-        return pass_
+        return self._engine.start(self._epoch)
 
-    def _joined(self, conveyor: Conveyor, epoch: int) -> Iterator[dict[str, Any]]:
-        """The batches of one pass, wired: lanes → join → device."""
-        batches = join_lanes(
-            self._cell_lane(conveyor, epoch),
-            self._genotype_lane(conveyor, epoch),
-            self._joiner,
-            self._assemble,
-            check=self._options.check,
+    def __repr__(self) -> str:
+        engine = self._engine
+        genotypes = "" if engine.table is None else f" × {engine.table.n_variants:,} variants"
+        return (
+            f"DonorLoader({self.n_obs:,} cells × {self.var_names.size:,} genes, {self.donors.size:,} donors{genotypes}, "
+            f"{len(self):,} batches)"
         )
-        if self._device is None:
-            return batches
-        copier = DeviceCopier(self._device)
-        return copier.finish(conveyor.lane("device", copier.start(batches), capacity=2))
-
-    def _cell_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[CellBatch]:
-        if not self._by_window:
-            cells = stream_cells(self._loader, self._sampler, epoch, self._source.nodes)
-            return conveyor.lane("cells", cells, capacity=self._ahead)
-        windows = conveyor.lane(
-            "cells",
-            stream_windows(self._loader, self._sampler, epoch, self._source.nodes),
-            capacity=1,
-            batches=lambda window: len(window.sizes),
-        )
-        return conveyor.lane("dense cells", stream_dense(windows, self._pool), capacity=self._ahead)
-
-    def _genotype_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[GenotypeBatch]:
-        sampler = DonorSampler(self._sampler.sampler, self._match.codes, seed=self._sampler.seed, epoch=epoch)
-        windows = plan_windows(sampler.sample(self._source.n_obs), self._table, self._pool)
-        ahead = self._ahead
-        if self._table is not None:
-            if not self._table.resident:
-                # reading is a lane of its own, so that the next window is read while this one is gathered
-                windows = conveyor.lane("genotype rows", windows, capacity=1, batches=lambda w: len(w[0]["splits"]))
-            if self._options.donor_rows == "batch":
-                rows = min(self._match.ids.size, self._sampler.batch_size or self._match.ids.size)
-                ahead = max(2, min(ahead, _GATHERED_BYTES // (rows * self._table.row_bytes)))
-        genotypes = stream_genotypes(windows, self._table, self._pool, self._options.donor_rows)
-        return conveyor.lane("genotypes", genotypes, capacity=ahead)
-
-    def _assemble(self, cells: CellBatch, genotypes: GenotypeBatch) -> dict[str, Any]:
-        X = cells.X
-        if self._options.densify and not self._by_window:
-            X = X.to_dense().float() if isinstance(X, torch.Tensor) else np.asarray(X, dtype=np.float32)
-        batch = {
-            "X": X,
-            "index": cells.index,
-            "obs": None if self._obs is None else self._obs.take(cells.index),
-            "unique_donors": self._joiner.unique_donors(genotypes),
-            "donor_idx": genotypes.donor_idx,
-            "donor_features": genotypes.features,
-        }
-        if self._options.to == "torch":
-            for key in ("X", "index", "donor_idx", "donor_features"):
-                batch[key] = None if batch[key] is None else to_torch(batch[key])
-        return batch
 
     def __len__(self) -> int:
         """Number of batches of a pass."""
-        return self._sampler.n_batches(self._source.n_obs)
+        return self._engine.n_batches
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass; the passes after it count on from there."""
@@ -323,22 +245,23 @@ class DonorLoader(IterableDataset[dict[str, Any]]):
     @property
     def n_obs(self) -> int:
         """Number of cells in use, after `donors`, `cells_query` and ``missing_donors="drop"``."""
-        return self._n_used
+        return int((self._engine.match.codes >= 0).sum())
 
     @property
     def donors(self) -> NDArray[np.object_]:
         """(n_donors,) ids of the donors in use, sorted as text."""
-        return self._match.ids
+        return self._engine.match.ids
 
     @property
     def var_names(self) -> NDArray[np.object_]:
         """(n_genes,) names of the columns of ``X``."""
-        return self._source.var_names
+        return self._engine.source.var_names
 
     @property
     def variant_names(self) -> NDArray[np.object_] | None:
         """(n_variants,) names of the columns of ``donor_features``; `None` without genotypes."""
-        return None if self._table is None else self._table.store.names(self._table.columns)
+        table = self._engine.table
+        return None if table is None else table.store.names(table.columns)
 
     def timings(self) -> pd.DataFrame:
         """Where the time of the last pass went, per lane. Unit: seconds.
@@ -346,13 +269,12 @@ class DonorLoader(IterableDataset[dict[str, Any]]):
         ``work``: making its items. ``blocked``: waiting for room, i.e. for a slower reader. ``waited_for``: time that
         its reader waited for it: the lane to look at, where the loop is slow.
         """
-        return pd.DataFrame.from_dict(self._seconds, orient="index", columns=["work", "blocked", "waited_for"])
+        return pd.DataFrame.from_dict(self._engine.seconds, orient="index", columns=["work", "blocked", "waited_for"])
 
     def close(self) -> None:
         """End all passes and their threads, and close the files that this loader opened. Safe to call again."""
         self._closed = True
-        for pass_ in list(self._passes):
-            pass_.close()
+        self._engine.close()
         if self._store is not None and self._owns_store:
             self._store.close()
 
@@ -361,20 +283,6 @@ class DonorLoader(IterableDataset[dict[str, Any]]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _make_sampler(options: SamplingOptions, batch_sampler: Sampler | None) -> tuple[Sampler, int]:
-    """The sampler to run, and the cells of a window."""
-    if batch_sampler is not None:
-        options.refuse_beside(batch_sampler)
-        return batch_sampler, _DEFAULT_WINDOW
-    geometry = choose_geometry(options.batch_size, options.chunk_size, options.preload_nchunks)
-    window = geometry.chunk_size * geometry.preload_nchunks
-    settings = {**geometry._asdict(), "batch_size": options.batch_size, "drop_last": options.drop_last}
-    if not options.shuffle:
-        return SequentialSampler(**settings), window
-    # replaced in every replica by the generator of its epoch
-    return RandomSampler(**settings, rng=np.random.default_rng(0)), window
 
 
 def _resolve_sources(cells: Any, genotypes: Any, donor_key: str | None) -> tuple[Any, Any, str | None]:

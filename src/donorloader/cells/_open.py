@@ -75,7 +75,9 @@ def _open_path(path: str) -> CellSource:
         cells = group["C"]
         if not isinstance(cells, zarr.Group):
             raise ValueError(f"{path!r} says that it is a DonorData, but its C is not an AnnData.")
-        return CellSource([_from_group(cells, f"C of {path!r}")], donor_key=str(group.attrs.get("donor_id", "donor_id")))
+        return CellSource(
+            [_from_group(cells, f"C of {path!r}")], donor_key=str(group.attrs.get("donor_id", "donor_id"))
+        )
     raise ValueError(
         f"{path!r} is a zarr group, but neither an annbatch collection nor an AnnData nor a DonorData (its "
         f"encoding-type is {kind!r}). A `prepare` or an annbatch write that was stopped half-way leaves such a group: "
@@ -89,7 +91,7 @@ def _open_collection(collection: DatasetCollection, name: str) -> CellSource:
     return CellSource([_from_group(group, f"{group.basename} of {name}") for group in collection])
 
 
-def _from_group(group: zarr.Group, name: str) -> Dataset:
+def _from_group(group: Any, name: str) -> Dataset:
     if missing := [key for key in ("X", "obs", "var") if key not in group]:
         raise ValueError(f"An AnnData store has X, obs and var, but {name} lacks {', '.join(missing)}.")
     obs, var = group["obs"], group["var"]

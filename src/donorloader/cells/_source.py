@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import anndata as ad
 import annbatch
+import anndata as ad
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
@@ -89,10 +89,19 @@ class CellSource:
                 )
         # annbatch cannot read datasets without rows
         self.datasets = [d for d in self.datasets if d.n_obs]
+        first = self.datasets[0]
+        for dataset in self.datasets:
+            # annbatch promotes mixed types batch by batch, and can overflow as it joins the parts
+            if _types(dataset.X) != _types(first.X):
+                raise ValueError(
+                    f"X of all datasets must have one layout and type, but that of {dataset.name} is "
+                    f"{' '.join(_types(dataset.X))} and that of {first.name} {' '.join(_types(first.X))}. Convert it, "
+                    "or prepare them together with donorloader.prepare(...)."
+                )
 
     @property
     def nodes(self) -> tuple[Any, ...]:
-        """zarr nodes that are read, empty in memory."""
+        """The zarr nodes that are read, empty in memory."""
         return tuple(node for d in self.datasets for node in d.nodes)
 
     @property
@@ -102,7 +111,7 @@ class CellSource:
 
     def loader(self, sampler: Sampler, *, preload_to_gpu: bool = False) -> annbatch.Loader[Any, Any]:
         """An annbatch loader of these cells that yields X and each cell's row number."""
-        loader = annbatch.Loader(
+        loader: annbatch.Loader[Any, Any] = annbatch.Loader(
             batch_sampler=sampler,
             return_index=True,
             preload_to_gpu=preload_to_gpu,
@@ -127,7 +136,7 @@ class CellSource:
             part = dataset.read_obs(name)
             parts.append(part.array if isinstance(part, pd.Series | pd.Index) else part)
         if all(isinstance(part, pd.Categorical) for part in parts):
-            # as prepare leaves them; unordered dtypes are equal also where the order of categories, so the codes, differs
+            # unordered dtypes are equal even where the order of their categories, and so the codes, differ
             same = all(p.ordered == parts[0].ordered and p.categories.equals(parts[0].categories) for p in parts)
             if same:
                 codes = np.concatenate([part.codes for part in parts])
@@ -159,7 +168,7 @@ class CellSource:
         for dataset in self.datasets:
             if donor_key not in dataset.columns:
                 raise KeyError(
-                    f"The donor column must be in obs of the cells, but {donor_key!r} is not in that of {dataset.name}. "
+                    f"The donor column must be in obs of the cells, but {dataset.name} has no {donor_key!r}. "
                     f"Its columns are {shorten(dataset.columns, 12)}: name the right one with donor_key=…"
                 )
             what = f"obs[{donor_key!r}] of {dataset.name}"
@@ -183,6 +192,15 @@ class CellSource:
             table[used] = [position[text] for text in texts]
             parts.append(table[codes])
         return np.concatenate(parts), ids
+
+
+def _types(X: Any) -> tuple[str, ...]:
+    """Layout of a matrix and types of its parts."""
+    if isinstance(X, ad.abc.CSRDataset):
+        return "CSR", X.group["data"].dtype.name, X.group["indices"].dtype.name
+    if sp.issparse(X):
+        return "CSR", X.data.dtype.name, X.indices.dtype.name
+    return "dense", np.dtype(X.dtype).name
 
 
 def _sortable(parts: list[pd.Categorical]) -> bool:

@@ -50,7 +50,9 @@ class CellWindow:
     sizes: list[int]
 
 
-def stream_cells(loader: Loader[Any, Any], sampler: EpochSampler, epoch: int, nodes: tuple[Any, ...]) -> Iterator[CellBatch]:
+def stream_cells(
+    loader: Loader[Any, Any], sampler: EpochSampler, epoch: int, nodes: tuple[Any, ...]
+) -> Iterator[CellBatch]:
     """Batches of one epoch, as annbatch reads and splits them.
 
     Parameters

@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -130,22 +129,11 @@ def simulate_study(folder: Path, settings: StudySettings, *, seed: int) -> Simul
 def _place(rng: np.random.Generator, count: int, prefix: str) -> pd.DataFrame:
     """Scatter genes or variants over the chromosomes, in order of position."""
     table = pd.DataFrame({
-        "chrom": _categorical(rng.choice(np.array(_CHROMOSOMES, object), count)),
+        "chrom": pd.Categorical(rng.choice(_CHROMOSOMES, count)),
         "pos": rng.choice(_CHROMOSOME_LENGTH, count, replace=False) + 1,
     }).sort_values(["chrom", "pos"])
-    table.index = _index(f"{prefix}{number:05d}" for number in range(1, count + 1))
+    table.index = pd.Index([f"{prefix}{number:05d}" for number in range(1, count + 1)])
     return table
-
-
-def _index(names: Iterable[str]) -> pd.Index:
-    """Names as objects: anndata writes pandas' own string type with warnings."""
-    return pd.Index(list(names), dtype=object)
-
-
-def _categorical(values: NDArray[np.object_]) -> pd.Categorical:
-    """Values as a categorical with objects as categories, for the same reason."""
-    categories, codes = np.unique(values, return_inverse=True)
-    return pd.Categorical.from_codes(codes, _index(categories))
 
 
 def _draw_dosages(rng: np.random.Generator, variants: pd.DataFrame, donors: int) -> NDArray[np.int8]:
@@ -172,7 +160,7 @@ def _plant_effects(
     rng: np.random.Generator, genes: pd.DataFrame, variants: pd.DataFrame, settings: StudySettings
 ) -> pd.DataFrame:
     """List every gene and variant in cis, and give some genes one variant that acts."""
-    same = genes["chrom"].to_numpy(object)[:, None] == variants["chrom"].to_numpy(object)
+    same = genes["chrom"].to_numpy()[:, None] == variants["chrom"].to_numpy()
     distance = np.abs(genes["pos"].to_numpy()[:, None] - variants["pos"].to_numpy())
     gene, variant = np.nonzero(same & (distance <= settings.window))
     effect = np.zeros(len(gene))
@@ -241,11 +229,11 @@ def _write_pool(
     counts = rng.poisson(mean * rng.gamma(dispersion, 1 / dispersion, mean.shape))
     obs = pd.DataFrame(
         {
-            "donor_id": _categorical(donors[rows["donor"]]),  # only this pool's donors: codes differ between the files
-            "cell_type": _categorical(np.array(CELL_TYPES, object)[rows["type"]]),
-            "pool": _categorical(np.full(len(rows), path.stem, object)),
+            "donor_id": pd.Categorical(donors[rows["donor"]]),  # only this pool's donors: codes differ between the files
+            "cell_type": pd.Categorical(np.array(CELL_TYPES)[rows["type"]]),
+            "pool": pd.Categorical([path.stem] * len(rows)),
         },
-        index=_index(f"{path.stem}-{number:05d}" for number in range(len(rows))),
+        index=[f"{path.stem}-{number:05d}" for number in range(len(rows))],
     )
     ad.AnnData(csr_matrix(counts, dtype=np.float32), obs=obs, var=genes).write_h5ad(path)
     return path

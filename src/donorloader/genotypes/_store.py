@@ -195,16 +195,15 @@ def _open_collection(collection: DatasetCollection, name: str, layer: str | None
 def _from_anndata(adata: ad.AnnData, layer: str | None) -> GenotypeStore:
     name = "the AnnData of genotypes"
     if layer is not None and layer not in adata.layers:
-        raise KeyError(f"{name} has no layer {layer!r}, only {shorten(k for k in adata.layers if k is not None)}.")
+        layers = shorten(key for key in list(adata.layers) if key is not None)
+        raise KeyError(f"{name} has no layer {layer!r}, only {layers}.")
     X = adata.X if layer is None else adata.layers[layer]
     names = _text(adata.var_names)
     ids = as_text(adata.obs_names, f"obs_names of {name}")
     return GenotypeStore(name, _matrix(X, name), ids, lambda: adata.var, lambda columns: names[columns])
 
 
-def _from_group(
-    group: Any, name: str, layer: str | None, close: Callable[[], None] | None = None
-) -> GenotypeStore:
+def _from_group(group: Any, name: str, layer: str | None, close: Callable[[], None] | None = None) -> GenotypeStore:
     if missing := [key for key in ("X", "obs", "var") if key not in group]:
         raise ValueError(f"An AnnData store has X, obs and var, but {name} lacks {', '.join(missing)}.")
     if layer is not None and layer not in group.get("layers", {}):

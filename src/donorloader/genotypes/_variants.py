@@ -84,4 +84,3 @@ def _by_name(store: GenotypeRows, names: Any) -> Any:
             f"The genotypes have no variants named {shorten(unknown)}. Their names look like {shorten(all_names[:3])}."
         )
     return columns
-

@@ -6,6 +6,7 @@ import atexit
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ __all__ = ["Conveyor"]
 _JOIN_SECONDS = 10.0  # a lane that is inside a read ends after it; far longer than a read takes
 
 
-class _Stopped(Exception):  # noqa: N818 - a signal between threads, not an error
+class _Stopped(Exception):
     """Tells a lane that its pass is over."""
 
 
@@ -39,7 +40,7 @@ class Conveyor:
         self._threaded = threads
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
-        self._stopped = False
+        self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._sources: list[Any] = []
         self.seconds: dict[str, dict[str, float]] = {}
@@ -81,7 +82,7 @@ class Conveyor:
     def stop(self) -> None:
         """End all lanes and wait for their threads. Safe to call at any time, from any thread, more than once."""
         with self._changed:
-            self._stopped = True
+            self._stopping.set()
             self._changed.notify_all()
         # a garbage collection may run this on a lane, which must not wait for its siblings: it may hold the lock
         if threading.current_thread() not in self._threads:
@@ -96,7 +97,7 @@ class Conveyor:
     @property
     def stopped(self) -> bool:
         """Whether :meth:`stop` was called."""
-        return self._stopped
+        return self._stopping.is_set()
 
     def _inline[T](self, name: str, items: Iterable[T], batches: Callable[[T], int]) -> Iterator[T]:
         iterator = iter(items)
@@ -122,15 +123,15 @@ class Conveyor:
     ) -> None:
         done, seconds, iterator = 0, self.seconds[name], iter(items)
         try:
-            while not self._stopped:
+            while True:
                 start = time.perf_counter()
                 item: T | _End = next(iterator, _END)
                 seconds["work"] += time.perf_counter() - start
                 start = time.perf_counter()
                 with self._changed:
-                    self._changed.wait_for(lambda: len(queue) < capacity or self._stopped)
+                    self._changed.wait_for(lambda: len(queue) < capacity or self.stopped)
                     seconds["blocked"] += time.perf_counter() - start
-                    if self._stopped:
+                    if self.stopped:
                         return
                     queue.append(item)
                     self._changed.notify_all()
@@ -140,7 +141,7 @@ class Conveyor:
                 del item  # or this frame keeps the batch alive while the next one is made
         except _Stopped:
             pass
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the reader must learn of it
+        except BaseException as error:  # whatever it is, the reader must learn of it
             self._note(error, name, done)
             with self._changed:
                 if self._failure is None:
@@ -154,14 +155,14 @@ class Conveyor:
         while True:
             start = time.perf_counter()
             with self._changed:
-                self._changed.wait_for(lambda: queue or self._failure is not None or self._stopped)
+                self._changed.wait_for(lambda: queue or self._failure is not None or self.stopped)
                 self.seconds[name]["waited_for"] += time.perf_counter() - start
                 if threading.current_thread() in on_lane:
-                    if self._failure is not None or self._stopped:
+                    if self._failure is not None or self.stopped:
                         raise _Stopped
                 elif self._failure is not None:
                     raise self._failure
-                elif self._stopped:
+                elif self.stopped:
                     return
                 item = queue.popleft()
                 self._changed.notify_all()
@@ -183,4 +184,5 @@ _END = _End()
 
 def _close(iterator: Any) -> None:
     if (close := getattr(iterator, "close", None)) is not None:
-        close()
+        with suppress(ValueError):  # a generator that another thread is running; it ends by itself
+            close()

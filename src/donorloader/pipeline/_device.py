@@ -22,7 +22,7 @@ class DeviceCopier:
     """
 
     def __init__(self, device: torch.device):
-        if device.type == "cuda" and device.index is None:
+        if str(device) == "cuda":  # tensors name the device by number
             device = torch.device("cuda", torch.cuda.current_device())
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -72,7 +72,8 @@ class DeviceCopier:
             return tensor
         if tensor.layout == torch.sparse_csr:
             parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-            return torch.sparse_csr_tensor(*map(self._to_device, parts), size=tensor.shape, check_invariants=False)
+            crow, col, values = map(self._to_device, parts)
+            return torch.sparse_csr_tensor(crow, col, values, size=tensor.shape, check_invariants=False)
         if self._stream is not None:
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=self._stream is not None)

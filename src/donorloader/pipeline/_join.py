@@ -77,10 +77,6 @@ class Joiner:
                 f"{shorten([self._ids[read[j]]])}, but would get the genotypes of {shorten([other])}. {_CAUSE}"
             )
 
-    def unique_donors(self, donors: _Donors) -> NDArray[np.object_]:
-        """Ids of the donors of a batch, one per row of its genotypes."""
-        return self._ids[donors.donors]
-
 
 _CAUSE = (
     "The order of a sampler must depend on its own generators alone: one that draws from global random state, or from "

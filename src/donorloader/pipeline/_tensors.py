@@ -20,7 +20,9 @@ def silence_csr_warning() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state", UserWarning)
         empty = torch.zeros(0, dtype=torch.int64)
-        torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64), empty, empty.float(), size=(0, 0), check_invariants=False)
+        torch.sparse_csr_tensor(
+            torch.zeros(1, dtype=torch.int64), empty, empty.float(), size=(0, 0), check_invariants=False
+        )
 
 
 def to_torch(array: Any) -> torch.Tensor:

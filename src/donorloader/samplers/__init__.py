@@ -2,12 +2,13 @@
 
 from ._donor import DonorRequest, DonorSampler, donor_requests
 from ._epoch import EpochSampler
-from ._geometry import Geometry, choose_geometry
+from ._geometry import WINDOW_CELLS, Geometry, choose_geometry
 from ._replay import pass_generator, replay, replica
 from ._rows import complete_requests, request_rows
 from ._subset import SubsetSampler
 
 __all__ = [
+    "WINDOW_CELLS",
     "DonorRequest",
     "DonorSampler",
     "EpochSampler",

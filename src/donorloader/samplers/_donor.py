@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from annbatch.abc import Sampler
-from annbatch.types import LoadRequest
 
 from ._replay import replay
 from ._rows import request_rows
@@ -15,12 +14,13 @@ from ._rows import request_rows
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from annbatch.types import LoadRequest
     from numpy.typing import NDArray
 
 __all__ = ["DonorRequest", "DonorSampler", "donor_requests"]
 
 
-class DonorRequest(LoadRequest):
+class DonorRequest(TypedDict):
     """The donors of one load request of cells (a window), and where each cell of its batches finds its own.
 
     Attributes
@@ -34,6 +34,8 @@ class DonorRequest(LoadRequest):
         of donor ``requests[splits[b][donor_idx[b][j]]]``.
     """
 
+    requests: NDArray[np.int64]
+    splits: list[NDArray[np.int64]]
     donor_idx: list[NDArray[np.int64]]
 
 
@@ -101,12 +103,12 @@ class DonorSampler(Sampler):
             raise ValueError(f"codes must name the donor of each of the {n_obs} cells, but has {self._codes.size}.")
         self._sampler.validate(n_obs)
 
-    def sample(self, n_obs: int) -> Iterator[DonorRequest]:
+    def sample(self, n_obs: int) -> Iterator[DonorRequest]:  # type: ignore[override] # a load request, and more
         """Donor requests of a pass over `n_obs` cells, one per load request of the cells' sampler."""
         self.validate(n_obs)
         return self._sample(n_obs)
 
-    def _sample(self, n_obs: int) -> Iterator[DonorRequest]:
+    def _sample(self, n_obs: int) -> Iterator[DonorRequest]:  # type: ignore[override]
         requests = replay(self._sampler, n_obs, seed=self._seed, epoch=self._epoch)
         return donor_requests(requests, self._codes)
 

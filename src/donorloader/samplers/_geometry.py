@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-__all__ = ["Geometry", "choose_geometry"]
+__all__ = ["WINDOW_CELLS", "Geometry", "choose_geometry"]
 
 # annbatch reads a window of `preload_nchunks` chunks at once. 64 cells a chunk match the on-disk chunks that annbatch
 # writes; 16,384 cells a window let one read serve 16 batches of 1,024 while its buffers stay near 100 MB.
 _CHUNK = 64
-_WINDOW = 16_384
+WINDOW_CELLS = 16_384
 
 
 class Geometry(NamedTuple):
@@ -51,11 +51,11 @@ def choose_geometry(batch_size: int, chunk_size: int | None = None, preload_nchu
             )
         return Geometry(chunk_size, preload_nchunks)
     if chunk_size is not None:
-        return Geometry(chunk_size, _chunks_for(batch_size, chunk_size, _WINDOW))
+        return Geometry(chunk_size, _chunks_for(batch_size, chunk_size, WINDOW_CELLS))
     if preload_nchunks is not None:
         step = batch_size // math.gcd(batch_size, preload_nchunks)
         return Geometry(step * max(1, round(_CHUNK / step)), preload_nchunks)
-    candidates = [Geometry(size, _chunks_for(batch_size, size, _WINDOW)) for size in range(16, 129)]
+    candidates = [Geometry(size, _chunks_for(batch_size, size, WINDOW_CELLS)) for size in range(16, 129)]
     return min(candidates, key=_distance)
 
 
@@ -67,5 +67,5 @@ def _chunks_for(batch_size: int, chunk_size: int, window: int) -> int:
 
 def _distance(geometry: Geometry) -> float:
     """How far sizes are from the preferred ones, in doublings; a window too large costs memory, so it counts more."""
-    window = math.log2(geometry.chunk_size * geometry.preload_nchunks / _WINDOW)
+    window = math.log2(geometry.chunk_size * geometry.preload_nchunks / WINDOW_CELLS)
     return 2 * abs(window) + abs(math.log2(geometry.chunk_size / _CHUNK))

@@ -50,7 +50,9 @@ def replica[S: Sampler](sampler: S, *, seed: int, epoch: int) -> S:
             f"copied ({error}). Give it a `__deepcopy__`, or hold open files and locks elsewhere."
         ) from error
     # memo maps the id of each original to its copy, in the order met; a set would lose that order
-    generators = [v for v in memo.values() if isinstance(v, np.random.Generator | np.random.RandomState | random.Random)]
+    generators = [
+        v for v in memo.values() if isinstance(v, np.random.Generator | np.random.RandomState | random.Random)
+    ]
     for stream, generator in enumerate(generators, start=1):
         _restart(generator, seed, epoch, stream)
     return twin

@@ -56,7 +56,7 @@ def complete_requests(sampler: Sampler, n_obs: int, rng: np.random.Generator) ->
     try:
         for request in requests:
             rows = request_rows(request["requests"])
-            if rows.size and not (0 <= rows.min() and rows.max() < n_obs):
+            if rows.size and (rows.min() < 0 or rows.max() >= n_obs):
                 wrong = rows[(rows < 0) | (rows >= n_obs)][0]
                 raise ValueError(
                     f"A sampler may ask for rows 0 to {n_obs - 1}, but {type(sampler).__name__} asks for row {wrong}."
@@ -65,7 +65,7 @@ def complete_requests(sampler: Sampler, n_obs: int, rng: np.random.Generator) ->
             if splits is None:
                 splits = _default_splits(sampler, rows.size, rng)
             for split in splits:
-                if len(split) and not (0 <= np.min(split) and np.max(split) < rows.size):
+                if len(split) and (np.min(split) < 0 or np.max(split) >= rows.size):
                     raise ValueError(
                         f"Splits index the {rows.size} rows of their load request, but {type(sampler).__name__} "
                         f"gives position {int(np.max(split))}."

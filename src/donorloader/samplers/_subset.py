@@ -57,7 +57,7 @@ class SubsetSampler(Sampler):
         self._rows = np.unique(rows.astype(np.int64))
         if self._rows[0] < 0:
             raise ValueError(f"rows must be 0 or more, got {self._rows[0]}.")
-        self._rng = np.random.default_rng(0)  # only for splits that the wrapped sampler leaves open
+        self._split_rng = np.random.default_rng(0)  # only for splits that the wrapped sampler leaves open
 
     @property
     def rows(self) -> NDArray[np.int64]:
@@ -87,7 +87,7 @@ class SubsetSampler(Sampler):
             raise
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
-        for request in complete_requests(self._sampler, self._rows.size, self._rng):
+        for request in complete_requests(self._sampler, self._rows.size, self._split_rng):
             rows = self._rows[request_rows(request["requests"])]
             runs, position = _cover(rows)
             yield {"requests": runs, "splits": [position[split] for split in request["splits"]]}

@@ -1,0 +1,1 @@
+"""Benchmarks of donorloader: a script behind every speed the project claims."""
