@@ -1,11 +1,11 @@
 """How sphinx builds these pages."""
 
-from importlib.metadata import version as installed_version
+import donorloader
 
 project = "donorloader"
 author = "donorloader developers"
 copyright = "donorloader developers"
-release = version = installed_version("donorloader")
+release = version = donorloader.__version__
 
 extensions = [
     "myst_parser",

@@ -21,7 +21,7 @@ import donorloader as dl
 if TYPE_CHECKING:
     from _data import Cells, Genotypes, Store
 
-QUERIES = {None: None, "row < 90": "row < 90", "types": "cell_type in ['T', 'NK']", "sparse": "row % 7 == 2"}
+QUERIES = {None: None, "row < 80": "row < 80", "types": "cell_type in ['T', 'NK']", "sparse": "row % 7 == 2"}
 VARIANTS: dict[str, Any] = {
     "all": None,
     "slice": slice(3, 15),
@@ -158,7 +158,7 @@ def the_settings(draw: st.DrawFn, kinds: tuple[str | None, ...] = (None, *KINDS)
     query = draw(st.sampled_from([None, None, *QUERIES]))
     donors = None if draw(st.booleans()) else tuple(draw(st.permutations([f"d{i}" for i in (1, 4, 11, 3, 9, 2)]))[:4])
     if class_kind:  # a class needs runs as long as a chunk
-        query, donors = draw(st.sampled_from([None, "row < 90"])), None
+        query, donors = draw(st.sampled_from([None, "row < 80"])), None
     if kind == "random_replacement" and (query or donors):
         chunk_size = 1
         step = batch_size
@@ -507,7 +507,7 @@ class TestSameCategoriesInEveryBatch:
     """Datasets disagree on categories; batches do not."""
 
     @pytest.mark.parametrize("cells_as", ["path", "adatas"])
-    @pytest.mark.parametrize("query", [None, "types", "row < 90"])
+    @pytest.mark.parametrize("query", [None, "types", "row < 80"])
     def test_categories(self, store: Store, cells_as: str, query: str | None) -> None:
         setting = Setting(
             n_datasets=4, cells_as=cells_as, query=query, obs_columns=("cell_type", "donor_id"), batch_size=7, chosen=True

@@ -220,12 +220,10 @@ class DonorLoader(IterableDataset[dict[str, Any]]):
         return self._engine.start(self._epoch)
 
     def __repr__(self) -> str:
-        engine = self._engine
-        genotypes = "" if engine.table is None else f" × {engine.table.n_variants:,} variants"
-        return (
-            f"DonorLoader({self.n_obs:,} cells × {self.var_names.size:,} genes, {self.donors.size:,} donors{genotypes}, "
-            f"{len(self):,} batches)"
-        )
+        table = self._engine.table
+        cells = f"{self.n_obs:,} cells × {self.var_names.size:,} genes"
+        variants = "" if table is None else f" × {table.n_variants:,} variants"
+        return f"DonorLoader({cells}, {self.donors.size:,} donors{variants}, {len(self):,} batches)"
 
     def __len__(self) -> int:
         """Number of batches of a pass."""

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["prepare"]
 
-# What the interpreter and the libraries take before any data is read. [Unit: byte]
-_OVERHEAD = 400 * 2**20
+# What Python and its libraries take, torch with its CUDA parts most of it. [Unit: byte]
+_LIBRARIES = 2**30
 
 _CELLS, _GENOTYPES = "cells.zarr", "genotypes.zarr"
 _PACKAGES = ("donorloader", "annbatch", "anndata", "zarr", "bed-reader", "numpy", "pandas", "scipy")
@@ -103,9 +103,9 @@ def prepare(
     only_donors_with_cells
         Leave out genotypes of donors without cells. Default: keep all, so that cells can be added later.
     memory
-        Memory that the process may take, in bytes or as text, the 400 MB of Python and its libraries included, but not
-        what was in memory before. Sets how many cells are shuffled at once: more is better mixed. Annotation of cells
-        and variants is held whole.
+        Memory that the process may take, in bytes or as text: 1 GB for Python and its libraries, and the rest for data;
+        what you hold in memory yourself comes on top. Sets how many cells are shuffled at once: more is better mixed.
+        Annotation of cells and variants is held whole.
     seed
         Seed of the shuffle. The same sources, seed and budget give the same study.
     overwrite
@@ -151,7 +151,7 @@ def prepare(
         if rows is not None and not np.isin(table.donors, rows.ids).any():
             raise ValueError(explain_no_overlap(list(table.donors), list(rows.ids)))
         chosen = _choose_rows(rows, table.donors, only_donors_with_cells=only_donors_with_cells)
-        free = budget - _OVERHEAD
+        free = budget - _LIBRARIES
 
         folder = stack.enter_context(staged_folder(out, overwrite=overwrite, is_ours=is_study))
         with _progress_bar(progress, "cells", table.n_obs) as on_rows:

@@ -36,7 +36,7 @@ _SLICE_ROWS = 1000
 
 # Peak of annbatch's shuffle of one dataset, in units of the dataset's own size: the blocks as read and their
 # concatenation, then that and its permuted copy, then the shards being written. Measured, with room for the allocator.
-_PEAK_PER_DATASET = 3.5
+_PEAK_PER_DATASET = 4.5
 
 # obs is held whole: as read, harmonised, and concatenated.
 _PEAK_PER_OBS = 3.0

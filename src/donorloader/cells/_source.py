@@ -197,7 +197,8 @@ class CellSource:
 def _types(X: Any) -> tuple[str, ...]:
     """Layout of a matrix and types of its parts."""
     if isinstance(X, ad.abc.CSRDataset):
-        return "CSR", X.group["data"].dtype.name, X.group["indices"].dtype.name
+        group: Any = X.group  # type: ignore[attr-defined] # its abstract class does not declare it
+        return "CSR", group["data"].dtype.name, group["indices"].dtype.name
     if sp.issparse(X):
         return "CSR", X.data.dtype.name, X.indices.dtype.name
     return "dense", np.dtype(X.dtype).name
