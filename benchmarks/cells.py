@@ -54,7 +54,7 @@ def step(data: Data, rounds: int) -> Iterator[Result]:
         seconds = median(data.size.cells / one_pass(load_alone) for _ in range(3)) / len(loader)
         # Batches that are there at once, as many as the loader gives.
         batch = {"X": np.empty((round(data.size.cells / len(loader)), 0))}
-        both = f"{JOINED}, and a step of {seconds * 1e3:.1f} ms a batch (as long as loading one)"
+        both = f"{JOINED}, and a step of {seconds * 1e3:.1f} ms a batch, as long as loading one"
         speeds = alternate(
             [
                 Stream(both, lambda: loader, step=seconds),

@@ -85,7 +85,15 @@ def pass_over(data: Data, genotypes_path: Path) -> float:
         for batch in loader:
             if batch["donor_features"].shape[1] != NARROW:
                 raise RuntimeError(f"expected {NARROW} variants, got {batch['donor_features'].shape[1]}")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB on Linux, bytes on macOS
+    return own_peak_mb()
+
+
+def own_peak_mb() -> float:
+    """This process's peak resident memory until now [Unit: 1e6 bytes]."""
+    status = Path("/proc/self/status")
+    if status.exists():  # on Linux ru_maxrss starts at the peak of the process that started this one
+        return next(int(line.split()[1]) * 1024 / 1e6 for line in status.open() if line.startswith("VmHWM:"))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 
 

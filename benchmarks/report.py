@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from rich.table import Table
 
 import donorloader as dl
@@ -36,8 +38,19 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": {"donorloader": dl.__version__} | {name: version(name) for name in PACKAGES},
-        "load_at_start": round(os.getloadavg()[0], 2),  # above 1: something else ran too
     }
+
+
+class Neighbours:
+    """How busy other processes keep the machine, since this was made: their work makes the figures worth less."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._mine = time.perf_counter(), _busy_seconds(), _own_seconds()
+
+    def cores(self) -> float:
+        """Cores that other processes kept busy, on average."""
+        others = _busy_seconds() - self._busy - (_own_seconds() - self._mine)
+        return round(max(0.0, others / (time.perf_counter() - self._began)), 2)
 
 
 def write_json(path: Path, size: Size, facts: dict[str, Any], results: Sequence[Result]) -> None:
@@ -96,7 +109,8 @@ def markdown(size: Size, facts: dict[str, Any], results: Sequence[Result]) -> st
         f"{size.cells:,} cells × {size.genes:,} genes, {size.donors:,} donors, int8 genotypes; "
         f"batches of {size.batch_size:,}, windows of {size.chunk_size} × {size.chunks_per_window} cells. "
         f"Ratios of medians over alternating passes in one run, with the least and the most by round.{last} "
-        f"{facts['cores']} cores ({facts['cpu']}), Python {facts['python']}, {versions}."
+        f"{facts['cores']} cores ({facts['cpu']}), {facts['cores_used_by_others']:g} of them busy with other work; "
+        f"Python {facts['python']}, {versions}."
     )
 
 
@@ -114,6 +128,16 @@ def update_readme(text: str, readme: Path = README) -> None:
     before, rest = content.split(START, 1)
     _, after = rest.split(END, 1)
     readme.write_text(f"{before}{START}\n{text}\n{END}{after}")
+
+
+def _busy_seconds() -> float:
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - getattr(times, "iowait", 0.0)
+
+
+def _own_seconds() -> float:
+    times = psutil.Process().cpu_times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _cpu_name() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Annotated
 
@@ -35,10 +36,11 @@ def main(
     if unknown := set(only or ()) - set(ROWS):
         raise typer.BadParameter(f"no row is called {', '.join(sorted(unknown))}; the rows are {', '.join(ROWS)}")
     use_zarrs()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 200)
     size = FULL if full else QUICK
     facts = report.machine()
     data = prepare(size)
+    neighbours = report.Neighbours()
     results = []
     for name in only or ROWS:
         began = time.perf_counter()
@@ -48,7 +50,9 @@ def main(
             console.print(f"{stream} [dim]/[/] {against}: [bold]{ratio}[/] ({spread}) {bar} {met}", highlight=False)
         console.print(f"[dim]{name}: {time.perf_counter() - began:.0f} s[/]")
 
+    facts["cores_used_by_others"] = neighbours.cores()
     console.print(report.terminal_table(results))
+    console.print(f"other processes kept {facts['cores_used_by_others']:g} of {facts['cores']} cores busy meanwhile")
     part = "".join(f"-{name}" for name in only or ())
     path = report.RESULTS / f"latest-{size.name}{part}.json"
     report.write_json(path, size, facts, results)

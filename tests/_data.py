@@ -69,13 +69,9 @@ class Genotypes:
     def rows(self, ids: Iterable[str], columns: Any = slice(None)) -> np.ndarray:
         """Rows of the donors, as a person would look them up; NaN for a donor without genotypes."""
         where = {donor: row for row, donor in enumerate(self.ids)}
-        out = [
-            self.values[where[i]][columns]
-            if i in where
-            else np.full(len(self.variants[columns]), np.nan, dtype=np.float32)
-            for i in ids
-        ]
-        return np.stack(out) if out else np.empty((0, len(self.variants[columns])), self.values.dtype)
+        values = self.values[:, columns]
+        absent = np.full(values.shape[1], np.nan, dtype=np.float32)
+        return np.stack([values[where[i]] if i in where else absent for i in ids])
 
 
 def x_values(n_obs: int, *, start: int = 0) -> np.ndarray:

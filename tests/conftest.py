@@ -21,7 +21,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 def pytest_configure(config: pytest.Config) -> None:
     """Warnings that other packages give about themselves; those that reach a user through us stay errors."""
     for line in (
-        "ignore:The 'future.infer_string' option:DeprecationWarning",  # anndata asks pandas 3 for it
+        "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning",  # anndata, of pandas 3
         "ignore:Consolidated metadata:UserWarning",  # annbatch and anndata write it
     ):
         config.addinivalue_line("filterwarnings", line)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from _data import as_numpy, open_collection
+from _faults import LaneError, hooked_genotypes, lanes, wait_until
 from _samplers import KINDS, make_sampler
 from annbatch import Loader
 
@@ -76,7 +77,7 @@ def test_many_epochs_in_a_row(store: Store, n_datasets: int, drop_last: bool) ->
         rng=np.random.default_rng(2),
         preload_to_gpu=False,
     )
-    loader.use_collection(open_collection(cells.path))
+    loader.add_adatas(cells.adatas)
     seen = set()
     for epoch in range(4):
         rows = check(dl.attach_donor_features(loader, genotypes.source), cells, genotypes)
@@ -108,17 +109,19 @@ def test_the_order_is_the_loaders_own(store: Store) -> None:
 
 
 def test_a_generator_moved_by_others(store: Store) -> None:
-    """The sampler's generator is the user's: whoever draws from it mid-pass changes the coming batches of annbatch."""
+    """Who draws from the sampler's generator in mid-pass changes the batches to come: refused, never wrong."""
     cells, genotypes = store.cells(3), store.genotypes()
     rng = np.random.default_rng(0)
     sampler = make_sampler("random", cells, chunk_size=6, preload_nchunks=4, batch_size=8)
     sampler.rng = rng
     loader = Loader(batch_sampler=sampler, preload_to_gpu=False).use_collection(open_collection(cells.path))
     batches = []
-    for batch in dl.attach_donor_features(loader, genotypes.source):
-        rng.random(5)
-        batches.append(batch)
-    check(batches, cells, genotypes)
+    with pytest.raises(RuntimeError, match=r"(?s)not of the donors that were planned.*sampler"):
+        for batch in dl.attach_donor_features(loader, genotypes.source):
+            rng.random(5)
+            batches.append(batch)
+    assert batches
+    check(batches, cells, genotypes)  # up to there
 
 
 def test_names_and_layer(store: Store) -> None:
@@ -142,8 +145,53 @@ def test_g_as_store_and_path(store: Store) -> None:
         genotypes = store.genotypes("uint8", csr=True, backing=backing)
         for source in (genotypes.source, dl.open_genotypes(genotypes.source)):
             loader = Loader(batch_sampler=sampler_of("own_rows", cells), preload_to_gpu=False)
-            loader.use_collection(open_collection(cells.path))
+            loader.add_adatas(cells.adatas)
             assert sorted(check(dl.attach_donor_features(loader, source), cells, genotypes)) == list(range(cells.n_obs))
+
+
+class TestEnds:
+    """The thread that reads ahead ends with the loop."""
+
+    def test_broken_off_or_dropped(self, store: Store) -> None:
+        cells, genotypes = store.cells(3), store.genotypes("int8", backing="h5ad")
+        loader = Loader(batch_sampler=sampler_of("random", cells), preload_to_gpu=False).add_adatas(cells.adatas)
+        opened = dl.open_genotypes(genotypes.source)
+        for stop in range(5):
+            for k, _ in enumerate(dl.attach_donor_features(loader, opened)):
+                if k == stop:
+                    break
+            batches = dl.attach_donor_features(loader, opened)
+            next(batches)
+            assert lanes()
+            del batches
+            assert wait_until(lambda: not lanes())
+        opened.close()
+
+    @pytest.mark.parametrize("at", [0, 3])
+    def test_an_error_while_reading(self, store: Store, at: int) -> None:
+        cells, genotypes = store.cells(3), store.genotypes("int8", backing="h5ad")
+        error = LaneError("the disk is on fire")
+        reads = iter(range(100))
+
+        def hook(_ids: list[str]) -> None:
+            if next(reads) == at:
+                raise error
+
+        loader = Loader(batch_sampler=sampler_of("sequential", cells), preload_to_gpu=False).add_adatas(cells.adatas)
+        batches = dl.attach_donor_features(loader, hooked_genotypes(genotypes.source, hook), genotype_memory=0)
+        with pytest.raises(LaneError) as caught:
+            list(batches)
+        assert caught.value is error
+        assert any("genotype" in note for note in caught.value.__notes__)
+        assert wait_until(lambda: not lanes())
+
+    def test_an_error_of_the_loop(self, store: Store) -> None:
+        cells, genotypes = store.cells(3), store.genotypes()
+        loader = Loader(batch_sampler=sampler_of("sequential", cells), preload_to_gpu=False).add_adatas(cells.adatas)
+        with pytest.raises(ZeroDivisionError):
+            for _ in dl.attach_donor_features(loader, genotypes.source):
+                _ = 1 / 0
+        assert wait_until(lambda: not lanes())
 
 
 class TestRefused:

@@ -166,7 +166,7 @@ def the_settings(draw: st.DrawFn, kinds: tuple[str | None, ...] = (None, *KINDS)
     return Setting(
         n_datasets=draw(st.sampled_from([1, 3, 4])),
         layout=layout,
-        cells_as=draw(st.sampled_from(["path", "path", "collection", "adatas"])),
+        cells_as=draw(st.sampled_from(["adatas", "adatas", "adatas", "path", "collection"])),  # opening zarr takes longest
         kind=kind,
         shuffle=draw(st.booleans()),
         chunk_size=chunk_size,
@@ -214,7 +214,9 @@ class TestJoinedRight:
     @pytest.mark.parametrize("kind", [None, *KINDS])
     @pytest.mark.parametrize("donor_rows", ["batch", "window"])
     def test_each_sampler(self, store: Store, kind: str | None, donor_rows: str) -> None:
-        setting = Setting(n_datasets=4, kind=kind, donor_rows=donor_rows, prefetch=2, chunk_size=6, preload_nchunks=4)
+        setting = Setting(
+            n_datasets=4, kind=kind, donor_rows=donor_rows, prefetch=2, chunk_size=6, preload_nchunks=4, cells_as="collection"
+        )
         with setting.open(store) as loader:
             kept = list(loader)
         setting.check(kept, store)
@@ -229,6 +231,7 @@ class TestJoinedRight:
         for memory in ("1GB", "1KB"):
             for variants in ("all", "names", "slice"):
                 setting = Setting(
+                    cells_as="adatas",
                     backing=backing,
                     csr=csr,
                     dtype=dtype,
@@ -340,16 +343,15 @@ class TestOrderIsAPureFunction:
         other_prefetch=st.sampled_from([0, 1, 8]),
         salt=st.integers(0, 2**32 - 1),
     )
-    @settings(max_examples=40)
+    @settings(max_examples=30)
     def test_not_of_what_happened_before(
         self, store: Store, setting: Setting, breaks: list[int], other_prefetch: int, salt: int
     ) -> None:
-        n_epochs = len(breaks) + 1
         expected = []
-        for epoch in range(n_epochs):
-            with setting.open(store, prefetch=0) as fresh:
+        with setting.open(store, prefetch=0) as fresh:
+            for epoch in reversed(range(len(breaks) + 1)):
                 fresh.set_epoch(epoch)
-                expected.append(orders(fresh))
+                expected.insert(0, orders(fresh))
 
         with setting.open(store, prefetch=other_prefetch) as loader:
             for epoch, stop in enumerate(breaks):
@@ -531,4 +533,4 @@ def test_golden_order(store: Store) -> None:
     assert rows[:24].tolist() == GOLDEN
 
 
-GOLDEN: list[int] = []
+GOLDEN = [20, 22, 136, 21, 130, 138, 139, 128, 46, 131, 47, 23, 44, 45, 137, 129, 90, 76, 106, 104, 66, 65, 105, 91]

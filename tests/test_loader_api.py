@@ -90,6 +90,24 @@ class TestMembers:
         assert (timings >= 0).all(axis=None)
         assert timings.loc["cells", "work"] > 0
 
+    def test_a_study_brings_its_genotypes(self, store: Store, tmp_path: Any) -> None:
+        cells, genotypes = store.cells(1), store.genotypes("float32")
+        cells.adatas[0].write_h5ad(tmp_path / "cells.h5ad")
+        study = dl.prepare(cells=[tmp_path / "cells.h5ad"], genotypes=genotypes.source, out=tmp_path / "study")
+        for source in (study, tmp_path / "study", str(tmp_path / "study"), dl.open_study(tmp_path / "study")):
+            with dl.DonorLoader(source, batch_size=40, obs_columns=["row"]) as loader:
+                kept = list(loader)
+            assert sorted(flat(kept)) == list(range(cells.n_obs))
+            for batch in kept:
+                row = batch["obs"]["row"].to_numpy()  # prepare shuffles, so the row is another
+                np.testing.assert_array_equal(as_numpy(batch["X"]), cells.x[row])
+                donors, position = batch["unique_donors"], as_numpy(batch["donor_idx"])
+                np.testing.assert_array_equal(donors[position], cells.donor[row])
+                np.testing.assert_array_equal(as_numpy(batch["donor_features"]), genotypes.rows(donors))
+        with dl.DonorLoader(study, store.genotypes("int8").source, batch_size=40) as loader:
+            batch = next(iter(loader))
+            assert as_numpy(batch["donor_features"]).dtype == np.int8, "other genotypes may be given"
+
     def test_repr_is_short(self, loader: dl.DonorLoader) -> None:
         assert len(repr(loader)) < 2000
 

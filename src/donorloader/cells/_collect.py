@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
+import threading
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -200,17 +202,11 @@ def collect_cells(
     dataset_rows, slice_rows = _plan(table, memory)
     starts = np.cumsum([0, *(len(obs) for obs in table.obs)])
     by_name = {source.name: i for i, source in enumerate(table.sources)}
-    fractions: list[str] = []
-
-    def on_block(name: str, block: sp.csr_matrix | NDArray[Any]) -> None:
-        if not fractions and not _whole_numbers(block):
-            fractions.append(name)
-        if on_rows is not None:
-            on_rows(block.shape[0])
+    blocks = _Blocks(slices_per_dataset=dataset_rows // slice_rows, on_rows=on_rows)
 
     def load(name: str) -> ad.AnnData:
         i = by_name[name]
-        X = _lazy_rows(table, i, int(starts[i]), slice_rows, on_block)
+        X = _lazy_rows(table, i, int(starts[i]), slice_rows, blocks)
         return ad.AnnData(X=X, obs=table.obs[i].copy(deep=False), var=table.var.copy(deep=False))
 
     with _quiet():
@@ -224,7 +220,34 @@ def collect_cells(
             merge="same",
             rng=np.random.default_rng(seed),
         )
-        return WrittenCells(n_datasets=sum(1 for _ in collection), whole_numbers=not fractions)
+        return WrittenCells(n_datasets=sum(1 for _ in collection), whole_numbers=blocks.whole_numbers)
+
+
+class _Blocks:
+    """What is to be done as each block of cells is read, on whichever thread that is."""
+
+    def __init__(self, *, slices_per_dataset: int, on_rows: Callable[[int], None] | None) -> None:
+        self.whole_numbers = True
+        self._slices_per_dataset = max(1, slices_per_dataset)
+        self._on_rows = on_rows
+        self._slices: set[int] = set()
+        self._lock = threading.Lock()
+
+    def before(self, slice_number: int) -> None:
+        with self._lock:
+            if slice_number in self._slices:  # its other part, from the source before
+                return
+            if len(self._slices) % self._slices_per_dataset == 0:
+                # A new dataset begins. The one before is garbage, but in cycles, which few and large objects as these
+                # leave uncollected for long: several datasets would be in memory at once.
+                gc.collect()
+            self._slices.add(slice_number)
+
+    def after(self, block: sp.csr_matrix | NDArray[Any]) -> None:
+        if self.whole_numbers and not _whole_numbers(block):
+            self.whole_numbers = False
+        if self._on_rows is not None:
+            self._on_rows(block.shape[0])
 
 
 def _read_by_rows(source: RawCells, memory: int) -> None:
@@ -276,7 +299,7 @@ def _lazy_rows(
     i: int,
     start: int,
     slice_rows: int,
-    on_block: Callable[[str, sp.csr_matrix | NDArray[Any]], None],
+    blocks: _Blocks,
 ) -> da.Array:
     """X of one source as a dask array, cut where annbatch's slices of all cells begin: each block is read once."""
     matrix, positions = table.sources[i].X, table.positions[i]
@@ -286,8 +309,9 @@ def _lazy_rows(
 
     def read(block_id: tuple[int, int]) -> sp.csr_matrix | NDArray[Any]:
         begin, end = bounds[block_id[0]], bounds[block_id[0] + 1]
+        blocks.before((start + begin) // slice_rows)
         block = _into_genes(_read(matrix, begin, end, sparse=table.sparse), positions, n_genes)
-        on_block(matrix.name, block)
+        blocks.after(block)
         return block.astype(table.dtype, copy=False)
 
     meta = sp.csr_matrix((0, 0), dtype=table.dtype) if table.sparse else np.empty((0, 0), dtype=table.dtype)

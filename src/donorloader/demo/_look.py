@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import torch
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 _MEANING = {
     "X": "counts, cells × genes",
-    "index": "row of each cell in the collection",
-    "obs": "the obs columns asked for",
-    "unique_donors": "the donors in this batch",
-    "donor_idx": "where each cell's donor stands in unique_donors",
-    "donor_features": "genotypes of those donors, donors × variants",
+    "index": "each cell's row in the collection",
+    "obs": "columns asked for",
+    "unique_donors": "donors of these cells",
+    "donor_idx": "each cell's donor, as a row",
+    "donor_features": "genotypes, donors × variants",
 }
 
 
@@ -45,27 +46,29 @@ def explain_batch(console: Console, loader: DonorLoader, panel: Path, donor_key:
         If a cell got another donor's genotypes, which cannot be unless donorloader is at fault.
     """
     batch = next(iter(loader))
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("batch[...]", "shape", "type", "holds"):
         table.add_column(column)
     for key, meaning in _MEANING.items():
         table.add_row(f"[bold]{key}[/]", _shape(batch[key]), _type(batch[key]), meaning)
     console.print(table)
 
+    variants = np.asarray(loader.variant_names)
     donors, donor_idx = batch["unique_donors"], batch["donor_idx"].numpy()
     dosages = batch["donor_features"].numpy()
-    expected = _read_panel(panel, donors, loader.variant_names)
+    expected = _read_panel(panel, donors, variants)
     stray = np.flatnonzero(donors[donor_idx] != batch["obs"][donor_key].astype(str).to_numpy())
     if stray.size or not np.array_equal(dosages, expected):
-        raise RuntimeError("A batch does not agree with the raw files. This is a fault of donorloader: please report it.")
+        raise RuntimeError("A batch does not agree with the raw files. Please report this fault of donorloader.")
 
     row = donor_idx[0]
     variant = int(np.argmax(dosages[row]))
-    name, donor = loader.variant_names[variant], donors[row]
+    name, donor = variants[variant], donors[row]
     console.print(
-        f"\nThe first cell is row {int(batch['index'][0]):,} of the collection. Its donor_idx is {row}: donor {donor}, "
-        f"with dosage {dosages[row, variant]} at {name}.\n"
-        f"All {len(donor_idx):,} cells and {dosages.size:,} genotypes of this batch agree with the raw files."
+        f"\nThe first cell is row {int(batch['index'][0]):,} of the collection. Its donor_idx is {row}:\n"
+        f"unique_donors[{row}] is {donor}, and donor_features[{row}] has its genotypes:\n"
+        f"{dosages[row, variant]} at {name}, for one.\n"
+        f"Checked: all {len(donor_idx):,} cells and {dosages.size:,} genotypes of this batch agree with the files."
     )
 
 
@@ -86,4 +89,6 @@ def _shape(value: Any) -> str:
 def _type(value: Any) -> str:
     if isinstance(value, pd.DataFrame):
         return "DataFrame"
-    return "text" if value.dtype == object else str(value.dtype).removeprefix("torch.")
+    if value.dtype == object:
+        return "text"
+    return str(value.dtype).removeprefix("torch.") + (" CSR" if value.layout == torch.sparse_csr else "")

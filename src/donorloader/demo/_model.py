@@ -1,4 +1,4 @@
-"""A small model after LIVI (Vagiaki et al., 2026): a variational autoencoder of cell state, with terms for the donor and the genotype.
+"""A small model after LIVI (Vagiaki et al., 2026): an autoencoder of cell state with donor and genotype terms.
 
 The log expression of a gene in a cell is a sum of
 
@@ -39,8 +39,8 @@ class CisModel(nn.Module):
     cis_gene, cis_variant
         (n_pairs,) int64: gene (column of the counts) and variant (column of the dosages) of each pair in cis.
     mean_dosage
-        (n_variants,) float32: mean dosage of each variant over the donors with a call. Dosages are centred with it, and a
-        missing call counts as the mean.
+        (n_variants,) float32: mean dosage of each variant over the donors with a call. Dosages are centred with it,
+        and a missing call counts as the mean.
     generator
         Source of the initial weights and of the noise in training. The global generator of torch is not used.
     """
@@ -92,7 +92,7 @@ class CisModel(nn.Module):
         return mean, log_variance
 
     def cis(self, dosages: Tensor) -> Tensor:
-        """Cis effects on the log expression of each donor's genes, (n_donors, n_genes), from dosages with -1 as missing."""
+        """Cis effects of each donor on log expression, (n_donors, n_genes), from dosages with -1 as missing."""
         # int8 stores mark a missing call with -1. Centred, 0 is the mean of the variant: a missing call takes that.
         centred = torch.where(dosages < 0, 0.0, dosages - self.mean_dosage)
         each_pair = centred[:, self.cis_variant] * self.cis_effect

@@ -33,10 +33,12 @@ def draw_picture(path: Path, fit: Fit, throughput: Throughput, *, cells: int, do
     from matplotlib.figure import Figure  # the object alone: no window, no global figure
 
     figure = Figure(figsize=(14, 5), dpi=150, facecolor="white")
-    grid = figure.add_gridspec(1, 3, width_ratios=(1, 1, 1), left=0.055, right=0.985, bottom=0.13, top=0.74, wspace=0.26)
-    loss, effects, speed = (figure.add_subplot(cell) for cell in grid)
+    grid = figure.add_gridspec(
+        1, 3, width_ratios=(1, 1, 1), left=0.055, right=0.985, bottom=0.13, top=0.74, wspace=0.26
+    )
+    loss, effects, speed = (figure.add_subplot(grid[column]) for column in range(3))
     headline = f"donorloader demo: {cells:,} cells of {donors} donors, streamed with their genotypes"
-    figure.text(0.055, 0.93, headline, fontsize=17, fontweight="bold", color=_INK)
+    figure.text(0.06, 0.93, headline, fontsize=17, fontweight="bold", color=_INK)
     _draw_loss(loss, fit)
     _draw_effects(effects, fit)
     _draw_speed(speed, throughput)
@@ -84,7 +86,9 @@ def _draw_effects(axes: Axes, fit: Fit) -> None:
     axes.scatter(planted["effect"], planted["estimate"], s=26, color=_BLUE, alpha=0.65, linewidths=0, zorder=3)
     axes.text(0.04, 0.93, f"r = {fit.correlation:.2f}", transform=axes.transAxes, fontsize=15, color=_INK, va="center")
     axes.text(0.97, 0.20, f"{len(planted):,} planted", transform=axes.transAxes, fontsize=11, color=_BLUE, ha="right")
-    axes.text(0.97, 0.13, f"{len(null):,} without effect", transform=axes.transAxes, fontsize=11, color=_SOFT, ha="right")
+    axes.text(
+        0.97, 0.13, f"{len(null):,} without effect", transform=axes.transAxes, fontsize=11, color=_SOFT, ha="right"
+    )
     axes.text(0.97, 0.06, "dashes: estimate = truth", transform=axes.transAxes, fontsize=11, color=_SOFT, ha="right")
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xlabel="true effect", ylabel="estimated effect")
     _style(axes, "It recovers the cis effects", "log expression per copy of the counted allele")
@@ -101,5 +105,5 @@ def _draw_speed(axes: Axes, throughput: Throughput) -> None:
         axes.scatter(thousands, [place] * len(thousands), s=22, color=_INK, alpha=0.55, linewidths=0, zorder=3)
     axes.set_yticks(range(len(rows)), [label for label, _, _ in rows])
     axes.set(xlim=(0, 1.06 * longest), ylim=(1.6, -0.6), xlabel="thousand cells per second")
-    _style(axes, f"Joined at {throughput.ratio:.0%} of the speed", "bar: median; dots: single passes over all cells")
+    _style(axes, f"With genotypes, {throughput.ratio:.0%} of the speed", "bar: median; dots: passes over all cells")
     axes.tick_params(axis="y", length=0, labelsize=12, labelcolor=_INK)

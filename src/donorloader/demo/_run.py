@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 
 import donorloader as dl
 from donorloader.report import Report, print_report
@@ -25,10 +26,11 @@ from ._train import POOL, Epoch, Fit, fit, mean_dosages
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pandas as pd
+
 PICTURE = Path("donorloader-demo.png")
-_BATCH_SIZE = 512
-# A window of 2,048 cells: in a study as small as this one, the usual 16,384 would be all cells at once.
-_CHUNK_SIZE, _CHUNKS = 64, 32
+# Windows of 2,048 cells: in a study as small as this one, the usual 16,384 would be all cells at once.
+_WINDOW: dict[str, Any] = {"batch_size": 512, "chunk_size": 64, "preload_nchunks": 32}
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,9 @@ def run_demo(
         result_fit, throughput = _run(folder, epochs, seed, settings, console)
     draw_picture(picture, result_fit, throughput, cells=settings.cells, donors=settings.donors)
     seconds = time.perf_counter() - started
-    kept = f"Raw files and study are in {out}." if out is not None else "Keep the files another time with --out FOLDER."
-    console.print(f"\nPicture: [bold]{picture}[/]. {kept} {seconds:.0f} s in all.")
+    console.print(f"\n[bold green]Done[/] in {seconds:.0f} s. The picture is {escape(str(picture))}.")
+    if out is not None:
+        console.print(f"Raw files and study are in {escape(str(out))}, for donorloader inspect or your own loop.")
     return DemoResult(result_fit, throughput, picture, seconds)
 
 
@@ -109,43 +112,25 @@ def _run(folder: Path, epochs: int, seed: int, settings: StudySettings, console:
     simulated = simulate_study(folder / "raw", settings, seed=seed)
     cis = simulated.cis
     console.print(
-        f"{len(simulated.cell_files)} pools of cells, {_names(simulated.cell_files)}: {settings.cells:,} cells × "
-        f"{settings.genes:,} genes.\n"
-        f"Genotypes of {settings.donors + settings.genotyped_only} donors × {settings.variants:,} variants in "
-        f"{simulated.panel.name}, {settings.missing:.0%} of calls missing.\n"
-        f"Planted: {(cis['effect'] != 0).sum():,} genes change with a variant nearby. {len(cis):,} pairs of gene and "
-        f"variant within {settings.window // 1000:,} kb are candidates."
+        f"{_names(simulated.cell_files)}: {settings.cells:,} cells × {settings.genes:,} genes, "
+        f"of {settings.donors} donors in {settings.pools} pools.\n"
+        f"{simulated.panel.name}: genotypes of {settings.donors + settings.genotyped_only} donors "
+        f"× {settings.variants:,} variants, {settings.missing:.0%} of calls missing.\n"
+        f"Planted: {(cis['effect'] != 0).sum():,} genes change with a variant nearby. "
+        f"To be found among {len(cis):,}\npairs of a gene and a variant within {settings.window // 1000:,} kb (in cis)."
     )
 
-    _step(console, 2, "Prepare", "dl.prepare(cells, genotypes, out=...): one folder, made for streaming")
+    _step(console, 2, "Prepare", "dl.prepare(cells, genotypes, out=...): one folder to stream from")
     study = dl.prepare(list(simulated.cell_files), simulated.panel, out=folder / "study", seed=seed)
     print_report(Report.from_dict(study.meta["report"]), console)
 
-    _step(console, 3, "Stream", "dl.DonorLoader(study): shuffled cells, each batch joined with its donors' genotypes")
-    window = {"batch_size": _BATCH_SIZE, "chunk_size": _CHUNK_SIZE, "preload_nchunks": _CHUNKS, "seed": seed}
+    _step(console, 3, "Stream", "dl.DonorLoader(study): cells joined with their donors' genotypes")
+    window = {**_WINDOW, "seed": seed}
     with dl.DonorLoader(study, obs_columns=[study.donor_key, "cell_type", POOL], **window) as loader:
         explain_batch(console, loader, simulated.panel, study.donor_key)
 
-    _step(console, 4, "Train", "a small variational autoencoder with donor and cis genotype terms, after LIVI")
-    in_cis = cis["variant"].unique()
-    with dl.DonorLoader(study, variants=in_cis, obs_columns=[POOL], densify=True, **window) as loader:
-        store = dl.open_genotypes(study.genotypes)
-        means = mean_dosages(store, loader.donors, in_cis)
-        store.close()
-        console.print(
-            f"variants=...: the loader yields the {len(in_cis):,} variants in cis. A missing call (-1) counts as the mean."
-        )
-
-        def print_epoch(epoch: Epoch) -> None:
-            console.print(f"epoch {epoch.number:>2} of {epochs}   loss {epoch.loss:9,.2f}   {epoch.seconds:4.1f} s")
-
-        result = fit(loader, means, cis, pools=settings.pools, epochs=epochs, seed=seed, on_epoch=print_epoch)
-    planted = result.planted
-    sign = (planted["effect"] * planted["estimate"] > 0).mean()
-    console.print(
-        f"\nCorrelation of estimated with true cis effects: [bold]{result.correlation:.3f}[/] over all {len(cis):,} pairs. "
-        f"Of the {len(planted):,} planted effects, {sign:.0%} have the right sign."
-    )
+    _step(console, 4, "Train", "a small variational autoencoder after LIVI, with cis genotype terms")
+    result = _train(console, study, cis, settings.pools, epochs, seed, window)
 
     _step(console, 5, "Time it", "what do the genotypes cost?")
     with (
@@ -161,6 +146,29 @@ def _run(folder: Path, epochs: int, seed: int, settings: StudySettings, console:
     return result, throughput
 
 
+def _train(
+    console: Console, study: dl.Study, cis: pd.DataFrame, pools: int, epochs: int, seed: int, window: dict[str, Any]
+) -> Fit:
+    in_cis = cis["variant"].unique()
+    with dl.DonorLoader(study, variants=in_cis, obs_columns=[POOL], densify=True, **window) as loader:
+        store = dl.open_genotypes(study.genotypes)
+        means = mean_dosages(store, loader.donors, in_cis)
+        store.close()
+        console.print(f"densify=True, variants=the {len(in_cis):,} in cis; missing calls (-1) count as the mean.")
+
+        def print_epoch(epoch: Epoch) -> None:
+            console.print(f"epoch {epoch.number:>2} of {epochs}   loss {epoch.loss:9,.2f}   {epoch.seconds:4.1f} s")
+
+        result = fit(loader, means, cis, pools=pools, epochs=epochs, seed=seed, on_epoch=print_epoch)
+    planted = result.planted
+    sign = (planted["effect"] * planted["estimate"] > 0).mean()
+    console.print(
+        f"Correlation of estimated with true effects: [bold]{result.correlation:.3f}[/], over all {len(cis):,} pairs.\n"
+        f"Of the {len(planted):,} planted effects, {sign:.0%} have the right sign."
+    )
+    return result
+
+
 def _check(out: Path | None, epochs: int, seed: int, picture: Path) -> None:
     for name, value, least in (("epochs", epochs, 1), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -172,7 +180,7 @@ def _check(out: Path | None, epochs: int, seed: int, picture: Path) -> None:
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{str(out)!r} exists and is not an empty folder. Name another one, or empty it.")
     if find_spec("matplotlib") is None:
-        raise ModuleNotFoundError("The demo draws with matplotlib, which is not installed: pip install 'donorloader[demo]'")
+        raise ModuleNotFoundError("The demo draws with matplotlib: pip install 'donorloader[demo]'")
 
 
 @contextmanager
@@ -186,7 +194,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 def _names(files: tuple[Path, ...]) -> str:
-    return f"{files[0].name} to {files[-1].name}" if len(files) > 1 else files[0].name
+    return f"{files[0].name} … {files[-1].name}" if len(files) > 1 else files[0].name
 
 
 def _step(console: Console, number: int, title: str, what: str) -> None:

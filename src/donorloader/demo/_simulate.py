@@ -3,9 +3,9 @@
 Every count is drawn from
 
     count[cell, gene] ~ NegativeBinomial(mean = library size[cell] * share[cell, gene], dispersion[gene])
-    log share[cell, gene] = gene + cell type + activation[cell] + pool + donor x cell type + cis genotype - log(normaliser)
+    log share[cell, gene] = gene + cell type + activation + pool + donor x cell type + cis genotype - constant[cell]
 
-so a model that is handed the right genotypes can recover the last term, and one that is handed another donor's cannot.
+so a model that is handed the right genotypes can recover their effects, and one that is handed other donors' cannot.
 """
 
 from __future__ import annotations
@@ -62,6 +62,17 @@ class StudySettings:
     planted: float = 0.25
     missing: float = 0.01
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be drawn."""
+        for name in ("donors", "genes", "variants", "pools"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.cells < self.donors:
+            raise ValueError(f"Each donor has a cell, but there are {self.cells} cells for {self.donors} donors.")
+        for name in ("planted", "missing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is a share, from 0 to below 1, got {getattr(self, name)}.")
+
 
 @dataclass(frozen=True)
 class SimulatedStudy:
@@ -72,7 +83,7 @@ class SimulatedStudy:
     cell_files
         One ``.h5ad`` a pool: counts (CSR, float32), ``obs`` with donor_id, cell_type and pool.
     panel
-        The PLINK ``.bed``; its ``.bim`` and ``.fam`` lie beside it. Family ids are all 0; individual ids are the donors.
+        The PLINK ``.bed``; its ``.bim`` and ``.fam`` lie beside it. Family ids are all 0; individual ids are donors.
     cis
         One row for each gene and variant in cis: gene, variant, effect. The effect is the change in log expression for
         each copy of the counted allele, and 0 where none was planted.
@@ -128,19 +139,21 @@ def simulate_study(folder: Path, settings: StudySettings, *, seed: int) -> Simul
 
 def _place(rng: np.random.Generator, count: int, prefix: str) -> pd.DataFrame:
     """Scatter genes or variants over the chromosomes, in order of position."""
-    table = pd.DataFrame({
-        "chrom": pd.Categorical(rng.choice(_CHROMOSOMES, count)),
-        "pos": rng.choice(_CHROMOSOME_LENGTH, count, replace=False) + 1,
-    }).sort_values(["chrom", "pos"])
+    table = pd.DataFrame(
+        {
+            "chrom": pd.Categorical(rng.choice(_CHROMOSOMES, count)),
+            "pos": rng.choice(_CHROMOSOME_LENGTH, count, replace=False) + 1,
+        }
+    ).sort_values(["chrom", "pos"])
     table.index = pd.Index([f"{prefix}{number:05d}" for number in range(1, count + 1)])
     return table
 
 
 def _draw_dosages(rng: np.random.Generator, variants: pd.DataFrame, donors: int) -> NDArray[np.int8]:
-    """Dosages of common variants, (donors, variants): two haplotypes a donor, neighbouring variants correlated (linkage).
+    """Dosages of common variants, (donors, variants): two haplotypes a donor, near variants correlated (linkage).
 
-    A haplotype carries the counted allele where a Gaussian walk along the chromosome lies below the quantile of the allele's
-    frequency; the walk forgets itself over 100,000 base pairs.
+    A haplotype carries the counted allele where a Gaussian walk along the chromosome lies below the quantile of the
+    allele's frequency; the walk forgets itself over 100,000 base pairs.
     """
     frequency = rng.uniform(0.1, 0.5, len(variants))
     gaps = variants.groupby("chrom", observed=True)["pos"].diff().to_numpy()
@@ -205,7 +218,9 @@ def _draw_cells(rng: np.random.Generator, donors: NDArray[np.int64], settings: S
     moved = twice[donor] & (rng.random(settings.cells) < 0.5)
     pool = (home[donor] + moved) % settings.pools
     shares = rng.dirichlet(np.array(_TYPE_SHARES) * 20, panel_size)
-    kind = (rng.random(settings.cells)[:, None] > shares.cumsum(axis=1)[donor]).sum(axis=1).clip(max=len(CELL_TYPES) - 1)
+    kind = (
+        (rng.random(settings.cells)[:, None] > shares.cumsum(axis=1)[donor]).sum(axis=1).clip(max=len(CELL_TYPES) - 1)
+    )
     cells = pd.DataFrame({"donor": donor, "pool": pool, "type": kind})
     return cells.iloc[rng.permutation(settings.cells)]
 
@@ -229,7 +244,7 @@ def _write_pool(
     counts = rng.poisson(mean * rng.gamma(dispersion, 1 / dispersion, mean.shape))
     obs = pd.DataFrame(
         {
-            "donor_id": pd.Categorical(donors[rows["donor"]]),  # only this pool's donors: codes differ between the files
+            "donor_id": pd.Categorical(donors[rows["donor"]]),  # of this pool alone: codes differ between files
             "cell_type": pd.Categorical(np.array(CELL_TYPES)[rows["type"]]),
             "pool": pd.Categorical([path.stem] * len(rows)),
         },

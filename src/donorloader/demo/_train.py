@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import torch
 from ._model import CisModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -114,23 +115,39 @@ def fit(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, total_steps=epochs * len(loader))
 
     history = []
-    for number in range(1, epochs + 1):
-        started = time.perf_counter()
-        total = 0.0
-        for batch in loader:
-            pool = torch.from_numpy(batch["obs"][POOL].cat.codes.to_numpy(np.int64))
-            loss = model.loss(
-                counts=batch["X"],
-                pool=pool,
-                donors=batch["unique_donors"],
-                donor_idx=batch["donor_idx"],
-                dosages=batch["donor_features"],
-            )
-            optimizer.zero_grad()
-            (loss + model.penalty() / loader.n_obs).backward()
-            optimizer.step()
-            schedule.step()
-            total += loss.item() * len(pool)
-        history.append(Epoch(number, total / loader.n_obs, time.perf_counter() - started))
-        on_epoch(history[-1])
+    with _one_thread():
+        for number in range(1, epochs + 1):
+            started = time.perf_counter()
+            total = 0.0
+            for batch in loader:
+                pool = torch.from_numpy(batch["obs"][POOL].cat.codes.to_numpy(np.int64))
+                loss = model.loss(
+                    counts=batch["X"],
+                    pool=pool,
+                    donors=batch["unique_donors"],
+                    donor_idx=batch["donor_idx"],
+                    dosages=batch["donor_features"],
+                )
+                optimizer.zero_grad()
+                (loss + model.penalty() / loader.n_obs).backward()
+                optimizer.step()
+                schedule.step()
+                total += loss.item() * len(pool)
+            history.append(Epoch(number, total / loader.n_obs, time.perf_counter() - started))
+            on_epoch(history[-1])
     return Fit(tuple(history), cis.assign(estimate=model.cis_effect.detach().numpy()))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute on one thread, then as it did before.
+
+    The model is so small that threads wait for one another more than they compute: on a machine that does anything
+    else, two of them take several times as long as one. And sums on one thread are the same on every machine.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
