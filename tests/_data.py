@@ -5,6 +5,7 @@ A wrong join, row order, chunk or category order then shows as a wrong number, n
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +128,7 @@ def datasets(
     values = x_values(sum(sizes))
     bounds = np.concatenate([[0], np.cumsum(sizes)])
     out = []
-    for k, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for k, (start, stop) in enumerate(itertools.pairwise(bounds)):
         obs = table.iloc[start:stop].copy()
         if categorical:
             for column in ("donor_id", "cell_type"):
@@ -219,7 +220,9 @@ class Store:
     def cells(self, n_datasets: int = 3, layout: str = "csr") -> Cells:
         key = ("cells", n_datasets, layout)
         if key not in self._made:
-            self._made[key] = make_cells(self.root / f"cells_{n_datasets}_{layout}.zarr", SIZES[n_datasets], layout=layout)
+            self._made[key] = make_cells(
+                self.root / f"cells_{n_datasets}_{layout}.zarr", SIZES[n_datasets], layout=layout
+            )
         return self._made[key]
 
     def genotypes(self, dtype: str = "int8", *, csr: bool = False, backing: str = "memory") -> Genotypes:

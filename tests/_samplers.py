@@ -13,8 +13,9 @@ from annbatch.utils import split_given_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from _data import Cells
     from annbatch.types import LoadRequest
+
+    from _data import Cells
 
 #: Samplers that visit each row once a pass.
 ONCE = ("random", "sequential", "own_rows", "own_generator", "no_splits", "no_splits_shuffled")

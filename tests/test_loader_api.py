@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from _data import N_VARIANTS, as_numpy, open_collection
-from _join import check_batch, flat, orders
-from _samplers import make_sampler
 from annbatch.samplers import RandomSampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import donorloader as dl
+from _data import N_VARIANTS, as_numpy, open_collection
+from _join import check_batch, flat, orders
+from _samplers import make_sampler
 
 if TYPE_CHECKING:
     from _data import Store
@@ -117,9 +117,7 @@ class TestMembers:
         adata.layers["dosage"] = genotypes.values + 0.5
         with dl.DonorLoader(store.cells(1).path, adata, batch_size=64, genotype_layer="dosage") as loader:
             batch = next(iter(loader))
-        np.testing.assert_array_equal(
-            as_numpy(batch["donor_features"]), genotypes.rows(batch["unique_donors"]) + 0.5
-        )
+        np.testing.assert_array_equal(as_numpy(batch["donor_features"]), genotypes.rows(batch["unique_donors"]) + 0.5)
 
 
 class TestStore:
