@@ -131,10 +131,10 @@ def datasets(
     for k, (start, stop) in enumerate(itertools.pairwise(bounds)):
         obs = table.iloc[start:stop].copy()
         if categorical:
-            for column in ("donor_id", "cell_type"):
-                present = sorted(set(obs[column]), key=str, reverse=bool(k % 2))
-                # rotate, so that no two datasets agree on the code of a donor
-                obs[column] = pd.Categorical(obs[column], categories=[*present[k:], *present[:k]])
+            # donors: only those of the dataset; cell types: all, used or not. Turned, so that no two datasets agree
+            for column, levels in (("donor_id", sorted(set(obs["donor_id"]), key=str)), ("cell_type", CELL_TYPES)):
+                turned = [*levels[k:], *levels[:k]]
+                obs[column] = pd.Categorical(obs[column], categories=turned[::-1] if k % 2 else turned)
         x = values[start:stop]
         out.append(
             ad.AnnData(

@@ -192,7 +192,9 @@ class DonorLoader(IterableDataset[dict[str, Any]]):
         table = None
         if self._store is not None and match.rows is not None:
             columns = resolve_variants(self._store, variants)
-            table = DonorTable(self._store, columns, match.rows, memory=options.genotype_memory)
+            table = DonorTable(
+                self._store, columns, match.rows, memory=options.genotype_memory, nan=missing_donors == "nan"
+            )
         self._engine = Engine(
             source,
             match,

@@ -124,9 +124,9 @@ class _Blocks:
         with self._lock:
             if slice_number in self._slices:  # its other part, from the source before
                 return
-            if len(self._slices) % self._slices_per_dataset == 0:
-                # A new dataset begins. The one before is garbage, but in cycles, which few and large objects as these
-                # leave uncollected for long: several datasets would be in memory at once.
+            if self._slices and len(self._slices) % self._slices_per_dataset == 0:
+                # Another dataset begins. The one before is garbage, but in cycles, which Python leaves uncollected for
+                # long where they are few and large: several datasets would be in memory at once.
                 gc.collect()
             self._slices.add(slice_number)
 
@@ -144,10 +144,11 @@ def _plan(table: CellTable, memory: int) -> tuple[int, int]:
     row_values = nnz / n_obs if table.sparse else float(len(table.var))
     row_bytes = max(1.0, row_values * (table.dtype.itemsize + 4 * table.sparse)) + 8
     obs_bytes = sum(int(obs.memory_usage(deep=True).sum()) for obs in table.obs)
-    free = memory - int(_PEAK_PER_OBS * obs_bytes)
+    free = memory - table.held_bytes - int(_PEAK_PER_OBS * obs_bytes)
     most = min(int(free / (_PEAK_PER_DATASET * row_bytes)), int(0.9 * _MAX_NNZ / max(row_values, 1.0)))
     if most < min(n_obs, 4 * _CHUNK_ROWS):
-        needed = int(_PEAK_PER_OBS * obs_bytes + min(n_obs, 4 * _CHUNK_ROWS) * _PEAK_PER_DATASET * row_bytes)
+        least = _PEAK_PER_DATASET * row_bytes * min(n_obs, 4 * _CHUNK_ROWS)
+        needed = table.held_bytes + int(_PEAK_PER_OBS * obs_bytes + least)
         raise ValueError(
             f"The memory budget is too small for these cells: obs takes {obs_bytes:,} bytes, a cell {row_bytes:,.0f}; "
             f"{needed:,} bytes are needed, and {max(memory, 0):,} are left. Give more memory, or keep fewer columns "

@@ -46,6 +46,8 @@ class CellTable:
         Columns of obs that some source lacks.
     unused_renames
         Ids in the donor map that no cell has.
+    held_bytes
+        Memory that matrices turned from CSC into CSR take. [Unit: byte]
     """
 
     sources: list[RawCells]
@@ -59,6 +61,7 @@ class CellTable:
     cells_per_donor: NDArray[np.int64]
     incomplete_columns: list[str]
     unused_renames: list[str]
+    held_bytes: int
 
     @property
     def n_obs(self) -> int:
@@ -116,8 +119,9 @@ def harmonise_cells(
         frame[donor_key] = pd.Categorical(values, categories=present)
         counts += np.bincount(frame[donor_key].array.codes, minlength=len(present))
     var, positions = union_of_genes(sources)
+    held = 0
     for source in sources:
-        _read_by_rows(source, memory)
+        held += _read_by_rows(source, memory - held)
     return CellTable(
         sources=sources,
         obs=obs,
@@ -130,14 +134,15 @@ def harmonise_cells(
         cells_per_donor=counts,
         incomplete_columns=incomplete,
         unused_renames=sorted(unused),
+        held_bytes=held,
     )
 
 
-def _read_by_rows(source: RawCells, memory: int) -> None:
-    """Turn a CSC matrix into CSR, if it and its copy fit the budget."""
+def _read_by_rows(source: RawCells, memory: int) -> int:
+    """Turn a CSC matrix into CSR, if it and its copy fit the budget; returns the bytes that stay in memory."""
     X = source.X
     if X.layout != "csc":
-        return
+        return 0
     needed = 2 * X.nnz * (X.dtype.itemsize + 8)
     if needed > memory // 2:
         raise ValueError(
@@ -145,3 +150,4 @@ def _read_by_rows(source: RawCells, memory: int) -> None:
             f"{needed:,} bytes, more than half the memory budget. Give more memory, or write it with adata.X.tocsr()."
         )
     source.X = X.to_csr()
+    return needed // 2

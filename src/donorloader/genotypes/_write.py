@@ -30,7 +30,7 @@ _SHARD_BYTES = 64 * 2**20
 # Of the memory that is granted, a block of rows may take this part: the source's own copy while it reads, and the shard
 # being compressed, come on top. The variants' annotation is held whole, and copied as it is written.
 _BLOCK_PART = 0.3
-_PEAK_PER_VAR = 3
+_PEAK_PER_VAR = 2
 
 # Column names that tools give to what a variant is, in lower case. The first is ours.
 _KNOWN_AS = {
