@@ -37,6 +37,8 @@ from _samplers import KINDS, ONCE, expected_length, make_sampler
 if TYPE_CHECKING:
     from _data import Cells, Genotypes, Store
 
+pytestmark = pytest.mark.timeout(600)  # hypothesis runs many loaders in one test
+
 QUERIES = {None: None, "row < 80": "row < 80", "types": "cell_type in ['T', 'NK']", "sparse": "row % 7 == 2"}
 VARIANTS: dict[str, Any] = {
     "all": None,
@@ -222,6 +224,7 @@ class TestJoinedRight:
                 assert len(loader) == len(kept)
 
     @pytest.mark.slow
+    @pytest.mark.timeout(3600)
     @settings(max_examples=1000, derandomize=False)
     @given(setting=the_settings())
     def test_every_batch_is_the_naive_join_deep(self, store: Store, setting: Setting) -> None:
