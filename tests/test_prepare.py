@@ -258,7 +258,7 @@ class TestDonorMap:
         assert obs["donor_id"].astype(str).tolist() == expected.loc[obs.index].tolist()
         assert obs["donor_id"].cat.categories.tolist() == sorted(set(expected))
         assert study.meta["report"]["notes"] == [
-            "The donor map renamed 2 donors.",
+            "Donors that the donor map renamed: 2.",
             "Entries of the donor map that no cell has: 'nobody'.",
         ]
 
@@ -274,6 +274,7 @@ class TestDonorMap:
             ("d0 x0\n", ["two tab-separated columns", "line 1", "d0 x0"]),
             ("d0\tx0\tx1\n", ["two tab-separated columns"]),
             ("d0\t\n", ["two tab-separated columns"]),
+            ("old\tnew\n", ["names no donor"]),
         ],
     )
     def test_bad_maps(self, tmp_path: Path, text: str, says: list[str]) -> None:
@@ -330,6 +331,7 @@ class TestPlink:
         store = ad.read_zarr(study.genotypes)
         np.testing.assert_array_equal(store.X, np.where(calls == -127, -1, calls)[:13])
         assert store.obs_names.tolist() == donor_ids()[::-1].tolist()
+        assert study.meta["report"]["notes"] == ["Genotypes of 2 donors without cells were left out."]
 
     def test_names_of_variants_are_made_unique(self, tmp_path: Path) -> None:
         bed, _ = panel(

@@ -210,6 +210,11 @@ class TestOut:
         (tmp_path / "study").mkdir()
         assert_same_cells(dl.prepare(raw.cells, out=tmp_path / "study").cells)
 
+    def test_the_working_directory(self, tmp_path: Path, raw: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        assert_same_cells(dl.prepare(raw.cells, out="study").cells)
+
     def test_no_parent(self, tmp_path: Path, raw: SimpleNamespace) -> None:
         assert_says(message(FileNotFoundError, raw.cells, out=tmp_path / "no" / "study"), "no' does not exist")
 

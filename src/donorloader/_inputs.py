@@ -126,7 +126,7 @@ def read_donor_map(donor_map: str | PathLike[str] | Mapping[Any, Any] | None) ->
     ValueError
         If a line has not two columns, an id is empty, or one is renamed twice.
     """
-    if donor_map is None:
+    if donor_map is None or (isinstance(donor_map, Mapping) and not donor_map):
         return {}
     if isinstance(donor_map, Mapping):
         old, new = as_text(list(donor_map), "the donor map"), as_text(list(donor_map.values()), "the donor map")
@@ -151,6 +151,8 @@ def read_donor_map(donor_map: str | PathLike[str] | Mapping[Any, Any] | None) ->
                     f"is {line!r}."
                 )
             pairs.append(fields)
+        if not pairs:
+            raise ValueError(f"{where} names no donor. Leave it out, or write two tab-separated columns.")
         old, new = as_text([p[0] for p in pairs], where), as_text([p[1] for p in pairs], where)
     if repeated := duplicates(old):
         raise ValueError(f"{where} may rename an id once, but {shorten(repeated)} have more than one line.")

@@ -66,6 +66,7 @@ def staged_folder(out: Path, *, overwrite: bool, is_ours: Callable[[Path], bool]
     ------
     The folder to build in, which exists and is empty.
     """
+    out = out.absolute()  # so that it has a name and a parent, "." too
     _clean_up_after_killed(out)
     check_out(out, overwrite=overwrite, is_ours=is_ours)
     partial, lock = _make_partial(out)

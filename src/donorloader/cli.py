@@ -42,11 +42,11 @@ def prepare(
         typer.Option("--genotypes", "-g", help="PLINK .bed, or AnnData (.h5ad, .zarr) of donors × variants."),
     ] = None,
     donor_key: Annotated[
-        str | None, typer.Option(help="Column of obs with each cell's donor. [default: donor_id, or a DonorData's own]")
+        str | None, typer.Option(help="Column of obs with each cell's donor. Default: donor_id, or a DonorData's own.")
     ] = None,
     layer: Annotated[str | None, typer.Option(help="Layer of the cells to take in place of X.")] = None,
     obs_column: Annotated[
-        list[str] | None, typer.Option(help="Column of obs to keep beside the donors; may be repeated. [default: all]")
+        list[str] | None, typer.Option(help="Column of obs to keep beside the donors; may be repeated. Default: all.")
     ] = None,
     genotype_layer: Annotated[str | None, typer.Option(help="Layer of the genotypes to take in place of X.")] = None,
     id_by: Annotated[IdByOption, typer.Option(help="Donor ids of a PLINK .bed.")] = IdByOption.iid,
@@ -90,7 +90,7 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="Study, annbatch collection, AnnData of cells or genotypes, or .bed.")],
     donor_key: Annotated[
         str | None,
-        typer.Option(help="Column of obs with each cell's donor, where the store does not say. [default: donor_id]"),
+        typer.Option(help="Column of obs with each cell's donor, where the store does not say. Default: donor_id."),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -105,7 +105,7 @@ def inspect(
 def demo(
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Keep the raw files and the study in this folder. [default: temporary]"),
+        typer.Option("--out", "-o", help="Keep the raw files and the study in this folder. Default: temporary."),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the cells in training.")] = 12,
     seed: Annotated[int, typer.Option(help="Seed of the simulation, the order of cells and the model.")] = 0,

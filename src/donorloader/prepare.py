@@ -218,6 +218,8 @@ def _report(
         notes.append(f"{counts.repeated_names:,} variants have the name of another variant: choose these by position.")
     if rows is None or counts is None:
         return Report(cells=cells, notes=notes)
+    if counts.n_donors < len(rows.ids):
+        notes.append(f"Genotypes of {len(rows.ids) - counts.n_donors:,} donors without cells were left out.")
     absent = ~np.isin(table.donors, rows.ids)
     return Report(
         cells=cells,
@@ -249,7 +251,7 @@ def _notes(table: CellTable, renames: Mapping[str, str]) -> list[str]:
     if table.incomplete_columns:
         notes.append(f"Columns of obs that some source lacks, missing there: {shorten(table.incomplete_columns, 12)}.")
     if renames:
-        notes.append(f"The donor map renamed {len(renames) - len(table.unused_renames):,} donors.")
+        notes.append(f"Donors that the donor map renamed: {len(renames) - len(table.unused_renames):,}.")
     if table.unused_renames:
         notes.append(f"Entries of the donor map that no cell has: {shorten(table.unused_renames, 12)}.")
     return notes
