@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import humanfriendly
 import numpy as np
+import torch
 from annbatch.samplers import RandomSampler, SequentialSampler
 
 from donorloader.samplers import WINDOW_CELLS, choose_geometry
@@ -67,13 +68,21 @@ class ReadOptions:
     missing_donors: Literal["error", "drop", "nan"]
     genotype_memory: int
     to: Literal["torch", "numpy"]
+    device: torch.device | None
     densify: bool
     prefetch: int | None
     preload_to_gpu: bool
     check: bool
 
     @classmethod
-    def checked(cls, *, obs_columns: Sequence[str], genotype_memory: int | str, **options: Any) -> ReadOptions:
+    def checked(
+        cls,
+        *,
+        obs_columns: Sequence[str],
+        genotype_memory: int | str,
+        device: str | torch.device | None,
+        **options: Any,
+    ) -> ReadOptions:
         """Options, or an error that names the wrong one."""
         if isinstance(obs_columns, str):
             raise TypeError(
@@ -92,7 +101,14 @@ class ReadOptions:
             raise ValueError(f"prefetch must be a number of batches, 0 for no threads, or None, got {prefetch!r}.")
         if options["preload_to_gpu"] and options["to"] != "torch":
             raise ValueError("preload_to_gpu=True yields torch tensors: use to='torch'.")
-        return cls(obs_columns=tuple(obs_columns), genotype_memory=parse_memory(genotype_memory), **options)
+        if device is not None and options["to"] != "torch":
+            raise ValueError(f"device={device!r} needs to='torch', got to={options['to']!r}.")
+        return cls(
+            obs_columns=tuple(obs_columns),
+            genotype_memory=parse_memory(genotype_memory),
+            device=None if device is None else torch.device(device),
+            **options,
+        )
 
     def batches_ahead(self, batch_size: int | None, window_cells: int) -> int:
         """Batches that may wait for the loop.

@@ -51,6 +51,7 @@ class GenotypeStore:
         ids: NDArray[np.object_],
         read_var: Callable[[], pd.DataFrame],
         read_names: Callable[[Columns], NDArray[np.object_]],
+        read_obs: Callable[[], pd.DataFrame],
         close: Callable[[], None] | None = None,
     ):
         if matrix.shape[0] != ids.size:
@@ -75,6 +76,7 @@ class GenotypeStore:
         self._matrix = matrix
         self._read_var = read_var
         self._read_names = read_names
+        self._read_obs = read_obs
         self._close = close
 
     @property
@@ -105,6 +107,10 @@ class GenotypeStore:
     def var(self) -> pd.DataFrame:
         """Annotation of all variants."""
         return self._read_var()
+
+    def obs(self) -> pd.DataFrame:
+        """Annotation of all donors, one row per donor, in order of `ids`."""
+        return self._read_obs()
 
     def close(self) -> None:
         """Close the files that this store has opened."""
@@ -189,7 +195,9 @@ def _open_collection(collection: DatasetCollection, name: str, layer: str | None
         raise ValueError(f"The datasets of {name} must have the same variants, but differ in their number.")
     ids = np.concatenate([store.ids for store in stores])
     stack = StackedMatrix([store._matrix for store in stores])
-    return GenotypeStore(name, stack, ids, stores[0].var, stores[0].names)
+    return GenotypeStore(
+        name, stack, ids, stores[0].var, stores[0].names, lambda: pd.concat([store.obs() for store in stores])
+    )
 
 
 def _from_anndata(adata: ad.AnnData, layer: str | None) -> GenotypeStore:
@@ -200,7 +208,9 @@ def _from_anndata(adata: ad.AnnData, layer: str | None) -> GenotypeStore:
     X = adata.X if layer is None else adata.layers[layer]
     names = _text(adata.var_names)
     ids = as_text(adata.obs_names, f"obs_names of {name}")
-    return GenotypeStore(name, _matrix(X, name), ids, lambda: adata.var, lambda columns: names[columns])
+    return GenotypeStore(
+        name, _matrix(X, name), ids, lambda: adata.var, lambda columns: names[columns], lambda: adata.obs
+    )
 
 
 def _from_group(group: Any, name: str, layer: str | None, close: Callable[[], None] | None = None) -> GenotypeStore:
@@ -221,7 +231,9 @@ def _from_group(group: Any, name: str, layer: str | None, close: Callable[[], No
             return _text(values)
         return _text(ad.io.read_elem(index))[columns]
 
-    return GenotypeStore(name, _matrix(X, name), ids, lambda: ad.io.read_elem(var), read_names, close)
+    return GenotypeStore(
+        name, _matrix(X, name), ids, lambda: ad.io.read_elem(var), read_names, lambda: ad.io.read_elem(obs), close
+    )
 
 
 def _matrix(X: Any, name: str) -> Matrix:
