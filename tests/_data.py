@@ -5,6 +5,7 @@ A wrong join, row order, chunk or category order then shows as a wrong number, n
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -127,13 +128,13 @@ def datasets(
     values = x_values(sum(sizes))
     bounds = np.concatenate([[0], np.cumsum(sizes)])
     out = []
-    for k, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for k, (start, stop) in enumerate(itertools.pairwise(bounds)):
         obs = table.iloc[start:stop].copy()
         if categorical:
-            for column in ("donor_id", "cell_type"):
-                present = sorted(set(obs[column]), key=str, reverse=bool(k % 2))
-                # rotate, so that no two datasets agree on the code of a donor
-                obs[column] = pd.Categorical(obs[column], categories=[*present[k:], *present[:k]])
+            # donors: only those of the dataset; cell types: all, used or not. Turned, so that no two datasets agree
+            for column, levels in (("donor_id", sorted(set(obs["donor_id"]), key=str)), ("cell_type", CELL_TYPES)):
+                turned = [*levels[k:], *levels[:k]]
+                obs[column] = pd.Categorical(obs[column], categories=turned[::-1] if k % 2 else turned)
         x = values[start:stop]
         out.append(
             ad.AnnData(
@@ -219,7 +220,9 @@ class Store:
     def cells(self, n_datasets: int = 3, layout: str = "csr") -> Cells:
         key = ("cells", n_datasets, layout)
         if key not in self._made:
-            self._made[key] = make_cells(self.root / f"cells_{n_datasets}_{layout}.zarr", SIZES[n_datasets], layout=layout)
+            self._made[key] = make_cells(
+                self.root / f"cells_{n_datasets}_{layout}.zarr", SIZES[n_datasets], layout=layout
+            )
         return self._made[key]
 
     def genotypes(self, dtype: str = "int8", *, csr: bool = False, backing: str = "memory") -> Genotypes:

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from _data import as_numpy
 from scipy import sparse
+
+from _data import as_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pandas as pd
+
     from _data import Cells, Genotypes
 
 FIELDS = {"X", "index", "obs", "unique_donors", "donor_idx", "donor_features"}

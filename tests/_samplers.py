@@ -13,13 +13,14 @@ from annbatch.utils import split_given_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from _data import Cells
     from annbatch.types import LoadRequest
+
+    from _data import Cells
 
 #: Samplers that visit each row once a pass.
 ONCE = ("random", "sequential", "own_rows", "own_generator", "no_splits", "no_splits_shuffled")
 #: Samplers that draw with replacement.
-REPLACING = ("random_replacement", "class", "weighted")
+REPLACING = ("random_replacement", "class", "weighted", "own_draws")
 KINDS = ONCE + REPLACING
 
 
@@ -63,6 +64,20 @@ class OwnRows(Sampler):
                 splits = [s for s in splits if len(s) == self._batch_size]
             if splits:
                 yield {"requests": part, "splits": splits}
+
+
+class OwnDraws(OwnRows):
+    """The same, but it draws rows with replacement: a request may ask for a row twice."""
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        rng = self._generator()
+        for start in range(0, n_obs, self.window):
+            size = min(self.window, n_obs - start)
+            splits = split_given_size(np.arange(size), self._batch_size)
+            if self.drop_last:
+                splits = [s for s in splits if len(s) == self._batch_size]
+            if splits:
+                yield {"requests": rng.integers(0, n_obs, size), "splits": splits}
 
 
 class OwnGenerator(OwnRows):
@@ -143,6 +158,8 @@ def make_sampler(
             return made(**sizes, drop_last=drop_last, rng=rng, classes=classes, num_samples=n_obs + 7)
         case "own_rows":
             return OwnRows(window, batch_size, drop_last=drop_last, rng=rng)
+        case "own_draws":
+            return OwnDraws(window, batch_size, drop_last=drop_last, rng=rng)
         case "own_generator":
             return OwnGenerator(window, batch_size, drop_last=drop_last, rng=rng)
         case "no_splits":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from _data import Store
 from hypothesis import HealthCheck, Phase, settings
+
+from _data import Store
 
 # Building a loader costs milliseconds and threads start late on a busy machine: examples are few, and not timed.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from _data import as_numpy, open_collection
-from _faults import LaneError, hooked_genotypes, lanes, wait_until
-from _samplers import KINDS, make_sampler
 from annbatch import Loader
 
 import donorloader as dl
+from _data import as_numpy, open_collection
+from _faults import LaneError, hooked_genotypes, lanes, wait_until
+from _samplers import KINDS, make_sampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from _data import Cells, Genotypes, Store
 
 
-def check(batches: Iterable[dict[str, Any]], cells: Cells, genotypes: Genotypes, key: str = "donor_features") -> list[int]:
+def check(
+    batches: Iterable[dict[str, Any]], cells: Cells, genotypes: Genotypes, key: str = "donor_features"
+) -> list[int]:
     """Compare all batches with the naive join; returns the rows of X, read off its values."""
     rows = []
     for batch in batches:
@@ -116,10 +118,14 @@ def test_a_generator_moved_by_others(store: Store) -> None:
     sampler.rng = rng
     loader = Loader(batch_sampler=sampler, preload_to_gpu=False).use_collection(open_collection(cells.path))
     batches = []
-    with pytest.raises(RuntimeError, match=r"(?s)not of the donors that were planned.*sampler"):
+
+    def meddle() -> None:
         for batch in dl.attach_donor_features(loader, genotypes.source):
             rng.random(5)
             batches.append(batch)
+
+    with pytest.raises(RuntimeError, match=r"(?s)not of the donors that were planned.*sampler"):
+        meddle()
     assert batches
     check(batches, cells, genotypes)  # up to there
 
@@ -188,9 +194,13 @@ class TestEnds:
     def test_an_error_of_the_loop(self, store: Store) -> None:
         cells, genotypes = store.cells(3), store.genotypes()
         loader = Loader(batch_sampler=sampler_of("sequential", cells), preload_to_gpu=False).add_adatas(cells.adatas)
-        with pytest.raises(ZeroDivisionError):
+
+        def fail() -> None:
             for _ in dl.attach_donor_features(loader, genotypes.source):
                 _ = 1 / 0
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
         assert wait_until(lambda: not lanes())
 
 

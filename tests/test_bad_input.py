@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
-from _data import N_GENES, as_numpy, donor_ids, genotype_adata, make_cells, write_collection, x_values
 from annbatch import DatasetCollection
 from scipy import sparse
 
 import donorloader as dl
+from _data import N_GENES, as_numpy, donor_ids, genotype_adata, make_cells, write_collection, x_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,9 @@ def assert_says(text: str, *parts: str) -> None:
 class TestDonorColumn:
     def test_absent(self, store: Store) -> None:
         for cells in (store.cells(3).path, store.cells(3).adatas):
-            text = message(KeyError, lambda cells=cells: dl.DonorLoader(cells, store.genotypes().source, donor_key="patient"))
+            text = message(
+                KeyError, lambda cells=cells: dl.DonorLoader(cells, store.genotypes().source, donor_key="patient")
+            )
             assert_says(text, "patient", "cell_type", "donor_id", "donor_key")
 
     def test_absent_in_one_dataset(self, store: Store, tmp_path: Path) -> None:
@@ -384,22 +386,29 @@ class TestFilters:
 
     def test_nothing_left(self, store: Store) -> None:
         query = "row > 1000"
-        text = message(ValueError, lambda: dl.DonorLoader(store.cells(3).path, store.genotypes().source, cells_query=query))
+        text = message(
+            ValueError, lambda: dl.DonorLoader(store.cells(3).path, store.genotypes().source, cells_query=query)
+        )
         assert_says(text, query)
 
     def test_unknown_column(self, store: Store) -> None:
         query = "age > 3"
-        text = message(KeyError, lambda: dl.DonorLoader(store.cells(3).path, store.genotypes().source, cells_query=query))
+        text = message(
+            KeyError, lambda: dl.DonorLoader(store.cells(3).path, store.genotypes().source, cells_query=query)
+        )
         assert_says(text, query, "cell_type")
 
     def test_not_a_condition(self, store: Store) -> None:
-        text = message(ValueError, lambda: dl.DonorLoader(store.cells(3).path, store.genotypes().source, cells_query="row + 1"))
+        text = message(
+            ValueError, lambda: dl.DonorLoader(store.cells(3).path, store.genotypes().source, cells_query="row + 1")
+        )
         assert_says(text, "condition", "row + 1")
 
     @pytest.mark.parametrize("query", ["row >", "row = 3", "(("])
     def test_not_python(self, store: Store, query: str) -> None:
         text = message(
-            (ValueError, SyntaxError), lambda: dl.DonorLoader(store.cells(3).path, store.genotypes().source, cells_query=query)
+            (ValueError, SyntaxError),
+            lambda: dl.DonorLoader(store.cells(3).path, store.genotypes().source, cells_query=query),
         )
         assert_says(text, query)
 
@@ -411,7 +420,8 @@ class TestFilters:
 
     def test_obs_columns_as_text(self, store: Store) -> None:
         text = message(
-            (TypeError, KeyError), lambda: dl.DonorLoader(store.cells(3).path, store.genotypes().source, obs_columns="row")
+            (TypeError, KeyError),
+            lambda: dl.DonorLoader(store.cells(3).path, store.genotypes().source, obs_columns="row"),
         )
         assert_says(text, "obs_columns", "'row'")
 

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from _data import as_numpy
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
 import donorloader as dl
+from _data import as_numpy
 from donorloader.samplers import BagSampler, replay, request_rows
 
 if TYPE_CHECKING:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +19,20 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import sparse
+
+import donorloader as dl
 from _data import N_GENES, as_numpy, genotype_adata, write_collection, x_values
 from _faults import LaneError, hooked_cells, hooked_genotypes, lanes, open_files, wait_until
 from _join import check_batch, orders
 from _samplers import OwnRows
-from scipy import sparse
-
-import donorloader as dl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from _data import Store
     from annbatch.types import LoadRequest
+
+    from _data import Store
 
 N_BATCHES = 20
 #: Batch k is cells 10 k to 10 k + 9, all of donor k; the second dataset begins at batch 3.
@@ -50,7 +53,8 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Blocks:
         ad.AnnData(
             X=sparse.csr_matrix(x_values(stop - start, start=start)),
             obs=pd.DataFrame(
-                {"donor_id": pd.Categorical(np.repeat(ids, 10)[start:stop])}, index=[f"c{i}" for i in range(start, stop)]
+                {"donor_id": pd.Categorical(np.repeat(ids, 10)[start:stop])},
+                index=[f"c{i}" for i in range(start, stop)],
             ),
             var=pd.DataFrame(index=[f"gene{g}" for g in range(N_GENES)]),
         )
@@ -67,6 +71,8 @@ class Fault:
     def __init__(self, lane: str, blocks: Blocks, *, delay: float = 0.0) -> None:
         self.error = LaneError("the disk is on fire")
         self.armed, self.delay, self.at = True, delay, 0.0
+        self.gate = threading.Event()  # opened, unless a test closes it
+        self.gate.set()
         self.cells: Any = blocks.cells if lane != "cells" else hooked_cells(blocks.cells, self._read_cells)
         self.genotypes: Any = (
             blocks.genotypes if lane != "genotypes" else hooked_genotypes(blocks.genotypes, self._read_genotypes)
@@ -82,6 +88,7 @@ class Fault:
 
     def _raise(self) -> None:
         if self.armed:
+            self.gate.wait(10)
             time.sleep(self.delay)
             self.at = time.monotonic()
             raise self.error
@@ -90,13 +97,18 @@ class Fault:
 class TestErrorsInALane:
     @pytest.mark.parametrize("lane", ["cells", "genotypes"])
     @pytest.mark.parametrize("prefetch", [0, 1, 8])
-    @pytest.mark.parametrize("memory", ["1GB", "1KB"])
+    @pytest.mark.parametrize("memory", ["1GB", 0])
     @pytest.mark.parametrize("densify", [False, True])
-    def test_surfaces_as_itself(self, blocks: Blocks, lane: str, prefetch: int, memory: str, densify: bool) -> None:
+    def test_surfaces_as_itself(self, blocks: Blocks, lane: str, prefetch: int, memory: Any, densify: bool) -> None:
         fault = Fault(lane, blocks)
         before = len(lanes())
         loader = dl.DonorLoader(
-            fault.cells, fault.genotypes, prefetch=prefetch, genotype_memory=memory, densify=densify, **ONE_DONOR_A_BATCH
+            fault.cells,
+            fault.genotypes,
+            prefetch=prefetch,
+            genotype_memory=memory,
+            densify=densify,
+            **ONE_DONOR_A_BATCH,
         )
         with pytest.raises(LaneError) as caught:
             for _ in loader:
@@ -105,9 +117,9 @@ class TestErrorsInALane:
         assert caught.value is fault.error
         notes = getattr(caught.value, "__notes__", [])
         assert len([n for n in notes if "donorloader" in n]) == 1
-        assert f"'{lane}'" in notes[-1]
-        assert "batch 3" in notes[-1]
-        assert "epoch 0" in notes[-1]
+        # reading and gathering rows, and filling dense batches, may be lanes of their own
+        named = {"cells": "(dense )?cells", "genotypes": "genotype( row)?s"}[lane]
+        assert re.search(f"lane '{named}', at batch 3 of epoch 0", notes[-1])
         assert len(lanes()) == before
 
         fault.armed = False
@@ -133,8 +145,10 @@ class TestErrorsInALane:
         """The reader is at its step; the error does not wait behind the batches that are ready."""
         fault = Fault(lane, blocks)
         with dl.DonorLoader(fault.cells, fault.genotypes, prefetch=8, **ONE_DONOR_A_BATCH) as loader:
+            fault.gate.clear()
             iterator = iter(loader)
             next(iterator)
+            fault.gate.set()
             assert wait_until(lambda: fault.at > 0)
             time.sleep(0.2)
             start = time.monotonic()
@@ -149,9 +163,11 @@ class TestErrorsInALane:
     def test_in_a_sampler(self, blocks: Blocks, prefetch: int) -> None:
         """Both lanes run the sampler, so either may be the one that says it."""
         sampler = FailingSampler(10, 10, drop_last=False, rng=np.random.default_rng(0))
-        with dl.DonorLoader(blocks.cells, blocks.genotypes, batch_sampler=sampler, prefetch=prefetch) as loader:
-            with pytest.raises(LaneError, match="out of dice") as caught:
-                list(loader)
+        with (
+            dl.DonorLoader(blocks.cells, blocks.genotypes, batch_sampler=sampler, prefetch=prefetch) as loader,
+            pytest.raises(LaneError, match="out of dice") as caught,
+        ):
+            list(loader)
         assert any("batch 3" in n for n in caught.value.__notes__)
 
     @pytest.mark.parametrize("prefetch", [0, 4])
@@ -159,7 +175,7 @@ class TestErrorsInALane:
         fault = Fault("genotypes", blocks)
         fault.armed = False
         with dl.DonorLoader(
-            fault.cells, fault.genotypes, prefetch=prefetch, genotype_memory="1KB", **ONE_DONOR_A_BATCH
+            fault.cells, fault.genotypes, prefetch=prefetch, genotype_memory=0, **ONE_DONOR_A_BATCH
         ) as loader:
             first = iter(loader)
             for _ in range(5):
@@ -173,9 +189,11 @@ class TestErrorsInALane:
         """A lane cannot swallow what is no Exception."""
         fault = Fault("genotypes", blocks)
         fault.error = SystemExit(7)  # type: ignore[assignment]
-        with dl.DonorLoader(fault.cells, fault.genotypes, prefetch=2, **ONE_DONOR_A_BATCH) as loader:
-            with pytest.raises(SystemExit):
-                list(loader)
+        with (
+            dl.DonorLoader(fault.cells, fault.genotypes, prefetch=2, **ONE_DONOR_A_BATCH) as loader,
+            pytest.raises(SystemExit),
+        ):
+            list(loader)
 
 
 class FailingSampler(OwnRows):
@@ -186,13 +204,18 @@ class FailingSampler(OwnRows):
             yield request
 
 
+def fail_at(loader: dl.DonorLoader, batch: int) -> None:
+    for k, _ in enumerate(loader):
+        _ = 1 / (k - batch)
+
+
 class TestNothingIsLeftBehind:
     @pytest.fixture
     def warm(self, blocks: Blocks) -> Iterator[Callable[..., dl.DonorLoader]]:
         """Loaders after zarr has started its threads; counts of threads and files must return to what they are then."""
 
         def make(**options: Any) -> dl.DonorLoader:
-            options = ONE_DONOR_A_BATCH | {"genotype_memory": "1KB"} | options
+            options = ONE_DONOR_A_BATCH | {"genotype_memory": 0} | options
             return dl.DonorLoader(blocks.cells, blocks.genotypes, **options)
 
         for _ in range(3):
@@ -224,8 +247,7 @@ class TestNothingIsLeftBehind:
                 threads, files = len(lanes()), open_files()
                 for i in range(25):
                     with pytest.raises(ZeroDivisionError):
-                        for k, _ in enumerate(loader):
-                            _ = 1 / (k - i % 7)
+                        fail_at(loader, i % 7)
                 assert wait_until(lambda t=threads: len(lanes()) == t)
                 assert open_files() == files
 
@@ -289,25 +311,22 @@ class TestNothingIsLeftBehind:
 
 
 def assert_ended(iterator: Any) -> None:
-    """No batch comes any more: it has ended, or says that it was closed."""
-    try:
-        batch = next(iterator, None)
-    except RuntimeError as error:
-        assert "clos" in str(error)
-    else:
-        assert batch is None
+    """No batch comes any more."""
+    assert next(iterator, None) is None
 
 
 class TestTwoPasses:
     @pytest.mark.parametrize("prefetch", [0, 1, 8])
-    @pytest.mark.parametrize("memory", ["1GB", "1KB"])
+    @pytest.mark.parametrize("memory", ["1GB", 0])
     @pytest.mark.parametrize("densify", [False, True])
-    def test_interleaved(self, store: Store, prefetch: int, memory: str, densify: bool) -> None:
+    def test_interleaved(self, store: Store, prefetch: int, memory: Any, densify: bool) -> None:
         cells, genotypes = store.cells(3), store.genotypes("int8", backing="h5ad")
         options: dict[str, Any] = {"batch_size": 16, "chunk_size": 4, "preload_nchunks": 8, "densify": densify}
         with dl.DonorLoader(cells.path, genotypes.source, prefetch=0, **options) as loader:
             expected = [orders(loader) for _ in range(2)]
-        with dl.DonorLoader(cells.path, genotypes.source, prefetch=prefetch, genotype_memory=memory, **options) as loader:
+        with dl.DonorLoader(
+            cells.path, genotypes.source, prefetch=prefetch, genotype_memory=memory, **options
+        ) as loader:
             kept: list[list[Any]] = [[], []]
             for pair in zip(iter(loader), iter(loader), strict=True):
                 for k, batch in enumerate(pair):
@@ -326,9 +345,11 @@ class TestTheJoinIsChecked:
         """It cannot be replayed: cells and genotypes would follow two orders."""
         cells, genotypes = store.cells(3), store.genotypes()
         sampler = GlobalState(30, 10, drop_last=False, rng=np.random.default_rng(0))
-        with dl.DonorLoader(cells.path, genotypes.source, batch_sampler=sampler, prefetch=prefetch) as loader:
-            with pytest.raises((RuntimeError, ValueError), match=r"(?s)donor.*(sampler|order)") as caught:
-                list(loader)
+        with (
+            dl.DonorLoader(cells.path, genotypes.source, batch_sampler=sampler, prefetch=prefetch) as loader,
+            pytest.raises((RuntimeError, ValueError), match=r"(?s)donor.*(sampler|order)") as caught,
+        ):
+            list(loader)
         assert "Row " in str(caught.value)
 
     @pytest.mark.parametrize("prefetch", [0, 2])
@@ -346,9 +367,11 @@ class TestTheJoinIsChecked:
     def test_a_sampler_that_gives_the_lanes_other_batches(self, store: Store) -> None:
         cells, genotypes = store.cells(3), store.genotypes()
         sampler = FirstCallOnly(30, 10, drop_last=False, rng=np.random.default_rng(0))
-        with dl.DonorLoader(cells.path, genotypes.source, batch_sampler=sampler, prefetch=0) as loader:
-            with pytest.raises(RuntimeError, match="belong together"):
-                list(loader)
+        with (
+            dl.DonorLoader(cells.path, genotypes.source, batch_sampler=sampler, prefetch=0) as loader,
+            pytest.raises(RuntimeError, match="belong together"),
+        ):
+            list(loader)
 
 
 class GlobalState(OwnRows):
@@ -383,7 +406,7 @@ def child(script: str, blocks: Blocks, *, slow: bool = False) -> subprocess.Pope
             cells = hooked_cells(cells, lambda key: time.sleep(0.2))
             genotypes = hooked_genotypes(genotypes, lambda ids: time.sleep(0.3))
         loader = dl.DonorLoader(
-            cells, genotypes, batch_size=10, chunk_size=10, preload_nchunks=1, prefetch=2, genotype_memory="1KB"
+            cells, genotypes, batch_size=10, chunk_size=10, preload_nchunks=1, prefetch=2, genotype_memory=0
         )
         def ready():
             print("ready", flush=True)
@@ -399,27 +422,36 @@ def child(script: str, blocks: Blocks, *, slow: bool = False) -> subprocess.Pope
     )
 
 
-def end_of(process: subprocess.Popen[str], *, send: int | None = None) -> tuple[int, str]:
-    """Wait for 'ready', perhaps send a signal, and expect the end within 2 seconds: the exit status and stderr."""
+def kill(process: subprocess.Popen[str]) -> str:
+    """End a child that did not end itself, and what it had to say."""
+    process.kill()
+    return process.communicate()[1]
+
+
+def wait_for(process: subprocess.Popen[str], line: str) -> None:
+    """Wait until a child says a line."""
     assert process.stdout is not None
-    assert process.stderr is not None
+    if (said := process.stdout.readline()) != line + "\n":
+        pytest.fail(f"the child should say {line!r}, but said {said!r}: {kill(process)}")
+
+
+def end_of(process: subprocess.Popen[str], seconds: float) -> tuple[int, str]:
+    """Exit status and stderr of a child that must end in time."""
     try:
-        line = process.stdout.readline()
-        if line != "ready\n":
-            process.kill()
-            pytest.fail(f"the child did not get there: {line}{process.stderr.read()}")
-        if send is not None:
-            time.sleep(0.1)  # until it is inside of what it does next
-            process.send_signal(send)
-        try:
-            status = process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            pytest.fail(f"still running 2 s later: {process.stderr.read()}")
-        return status, process.stderr.read()
-    finally:
-        process.stdout.close()
-        process.stderr.close()
+        _, stderr = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"still running {seconds:.1f} s later: {kill(process)}")
+    return process.returncode, stderr
+
+
+@pytest.fixture(scope="module")
+def in_time(blocks: Blocks) -> float:
+    """2 s more than a process takes to end whose pass is over: torch alone takes seconds to go on a busy machine."""
+    process = child("list(loader)\nloader.close()\nready()", blocks)
+    wait_for(process, "ready")
+    start = time.monotonic()
+    assert end_of(process, 60)[0] == 0
+    return 2 + 1.5 * (time.monotonic() - start)
 
 
 def without_warnings(stderr: str) -> str:
@@ -437,13 +469,26 @@ def without_warnings(stderr: str) -> str:
 
 
 class TestExit:
-    @pytest.mark.parametrize("slow", [False, True], ids=["idle", "reading"])
     @pytest.mark.parametrize(
-        ("action", "status"),
-        [("sys.exit(3)", 3), ("break", 0), ("raise ValueError('stop here')", 1)],
-        ids=["sys.exit", "end_of_script", "exception"],
+        ("action", "status", "slow"),
+        [
+            ("break", 0, False),
+            ("sys.exit(3)", 3, True),
+            pytest.param("break", 0, True, marks=pytest.mark.slow),
+            pytest.param("sys.exit(3)", 3, False, marks=pytest.mark.slow),
+            pytest.param("raise ValueError('stop here')", 1, False, marks=pytest.mark.slow),
+            pytest.param("raise ValueError('stop here')", 1, True, marks=pytest.mark.slow),
+        ],
+        ids=[
+            "end_of_script-idle",
+            "sys.exit-reading",
+            "end_of_script-reading",
+            "sys.exit-idle",
+            "exception-idle",
+            "exception-reading",
+        ],
     )
-    def test_in_mid_pass(self, blocks: Blocks, action: str, status: int, slow: bool) -> None:
+    def test_in_mid_pass(self, blocks: Blocks, in_time: float, action: str, status: int, slow: bool) -> None:
         script = f"""
             iterator = iter(loader)  # a name that lives until the interpreter goes
             for k, batch in enumerate(iterator):
@@ -451,7 +496,9 @@ class TestExit:
                     ready()
                     {action}
         """
-        code, stderr = end_of(child(script, blocks, slow=slow))
+        process = child(script, blocks, slow=slow)
+        wait_for(process, "ready")
+        code, stderr = end_of(process, in_time)
         assert code == status, stderr
         if status == 1:
             assert without_warnings(stderr).endswith("ValueError: stop here")
@@ -459,47 +506,52 @@ class TestExit:
         else:
             assert without_warnings(stderr) == ""
 
-    def test_in_another_thread(self, blocks: Blocks) -> None:
-        """The main thread ends while a daemon thread runs the training loop."""
+    def test_while_another_thread_trains(self, blocks: Blocks, in_time: float) -> None:
         script = """
             import threading
             def train():
                 for k, batch in enumerate(loader):
                     if k == 3:
                         ready()
+                        begun.set()
                     time.sleep(0.02)
+            begun = threading.Event()
             threading.Thread(target=train, daemon=True).start()
-            time.sleep(0.1)
-            while loader.epoch == 0 and not loader.timings():
-                time.sleep(0.01)
-            time.sleep(0.3)
+            begun.wait()
         """
-        code, stderr = end_of(child(script, blocks))
+        process = child(script, blocks, slow=True)
+        wait_for(process, "ready")
+        code, stderr = end_of(process, in_time)
         assert code == 0, stderr
         assert without_warnings(stderr) == ""
 
     @pytest.mark.parametrize("where", ["step", "waiting"])
-    def test_ctrl_c(self, blocks: Blocks, where: str) -> None:
+    def test_ctrl_c(self, blocks: Blocks, in_time: float, where: str) -> None:
         """In the loop's own step, and while it waits for a lane that reads."""
-        step = "time.sleep(30)" if where == "step" else "pass"
         script = f"""
             try:
                 for k, batch in enumerate(loader):
                     if k == 2:
                         ready()
-                        {step}
+                        {"time.sleep(30)" if where == "step" else "pass"}
             except KeyboardInterrupt:
-                print("interrupted", file=sys.stderr)
+                print("interrupted", flush=True)
                 raise
         """
-        code, stderr = end_of(child(script, blocks, slow=where == "waiting"), send=signal.SIGINT)
+        process = child(script, blocks, slow=where == "waiting")
+        wait_for(process, "ready")
+        time.sleep(0.1)  # until it is inside of what it does next
+        process.send_signal(signal.SIGINT)
+        start = time.monotonic()
+        wait_for(process, "interrupted")
+        assert time.monotonic() - start < 2
+        code, stderr = end_of(process, in_time)
         assert code in (-signal.SIGINT, 128 + signal.SIGINT), stderr
-        rest = without_warnings(stderr)
-        assert rest.startswith("interrupted")
-        assert rest.endswith("KeyboardInterrupt")
+        assert without_warnings(stderr).endswith("KeyboardInterrupt")
         assert stderr.count("Traceback") == 1
         assert "Exception ignored" not in stderr
 
+    @pytest.mark.slow
     def test_the_loop_can_go_on_after_ctrl_c(self, blocks: Blocks) -> None:
         script = """
             try:
@@ -512,7 +564,10 @@ class TestExit:
             assert wait_until(lambda: not lanes()), lanes()
             assert sum(1 for _ in loader) == 20
         """
-        code, stderr = end_of(child(script, blocks), send=signal.SIGINT)
+        process = child(script, blocks)
+        wait_for(process, "ready")
+        process.send_signal(signal.SIGINT)
+        code, stderr = end_of(process, 30)
         assert code == 0, stderr
         assert without_warnings(stderr) == ""
 

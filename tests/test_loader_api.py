@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from _data import N_VARIANTS, as_numpy, open_collection
-from _join import check_batch, flat, orders
-from _samplers import make_sampler
 from annbatch.samplers import RandomSampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import sparse
 
 import donorloader as dl
+from _data import N_VARIANTS, as_numpy, open_collection
+from _join import check_batch, flat, orders
+from _samplers import make_sampler
 
 if TYPE_CHECKING:
     from _data import Store
@@ -117,9 +119,86 @@ class TestMembers:
         adata.layers["dosage"] = genotypes.values + 0.5
         with dl.DonorLoader(store.cells(1).path, adata, batch_size=64, genotype_layer="dosage") as loader:
             batch = next(iter(loader))
-        np.testing.assert_array_equal(
-            as_numpy(batch["donor_features"]), genotypes.rows(batch["unique_donors"]) + 0.5
-        )
+        np.testing.assert_array_equal(as_numpy(batch["donor_features"]), genotypes.rows(batch["unique_donors"]) + 0.5)
+
+
+class TestSources:
+    """What may stand for cells and genotypes."""
+
+    def test_paths(self, store: Store) -> None:
+        cells, genotypes = store.cells(3), store.genotypes(backing="zarr")
+        for make in (str, lambda p: f"{p}/", lambda p: p):
+            with dl.DonorLoader(make(cells.path), make(genotypes.source), batch_size=64) as loader:
+                for batch in loader:
+                    check_batch(batch, cells, genotypes)
+
+    def test_something_like_a_donor_data(self, store: Store) -> None:
+        cells, genotypes = store.cells(1), store.genotypes("float32")
+        adata = cells.adatas[0].copy()
+        adata.obs = adata.obs.rename(columns={"donor_id": "patient"})
+        donor_data = SimpleNamespace(G=genotypes.source, C=adata, donor_id="patient")
+        with dl.DonorLoader(donor_data, batch_size=64) as loader:
+            kept = list(loader)
+        for batch in kept:
+            check_batch(batch, cells, genotypes)
+        assert sorted(flat(kept)) == list(range(cells.n_obs))
+
+    @pytest.mark.parametrize("dtype", ["int32", "int64", "float64", "uint8"])
+    @pytest.mark.parametrize("layout", ["csr", "dense"])
+    def test_types_of_x(self, store: Store, dtype: str, layout: str) -> None:
+        adata = store.cells(1, layout).adatas[0].copy()
+        values = (store.cells(1).x % 200).astype(dtype)
+        adata.X = sparse.csr_matrix(values) if layout == "csr" else values
+        for densify in (False, True):
+            for to in ("torch", "numpy"):
+                with dl.DonorLoader(adata, None, batch_size=50, densify=densify, to=to) as loader:
+                    for batch in loader:
+                        got = as_numpy(batch["X"])
+                        assert got.dtype == (np.float32 if densify else np.dtype(dtype))
+                        np.testing.assert_array_equal(got, values[as_numpy(batch["index"])])
+
+    def test_datasets_of_several_types(self, store: Store) -> None:
+        """annbatch's own concatenation of these can overflow: right, or refused before any batch."""
+        cells = store.cells(3)
+        adatas = [a.copy() for a in cells.adatas]
+        adatas[1].X = adatas[1].X.astype(np.float64)
+        try:
+            loader = dl.DonorLoader(adatas, store.genotypes().source, batch_size=60)
+        except (ValueError, TypeError) as error:
+            assert "float64" in str(error)  # noqa: PT017 - either is fine
+            return
+        with loader:
+            rows = []
+            for batch in loader:
+                rows += as_numpy(batch["index"]).tolist()
+                np.testing.assert_array_equal(as_numpy(batch["X"]), cells.x[as_numpy(batch["index"])])
+        assert sorted(rows) == list(range(cells.n_obs))
+
+    def test_datasets_of_two_layouts(self, store: Store) -> None:
+        adatas = [store.cells(3).adatas[0], store.cells(3, "dense").adatas[1]]
+        with pytest.raises((ValueError, TypeError), match=r"(?i)dense|csr|same type"):
+            dl.DonorLoader(adatas, store.genotypes().source)
+
+    def test_a_backed_anndata_stays_open(self, store: Store) -> None:
+        genotypes = store.genotypes("uint8", backing="backed")
+        for _ in range(2):
+            with dl.DonorLoader(store.cells(1).path, genotypes.source, batch_size=64) as loader:
+                list(loader)
+        np.testing.assert_array_equal(genotypes.source.X[:], genotypes.values)
+
+    @pytest.mark.parametrize("dtype", ["int8", "float32", "float64"])
+    def test_the_type_of_features_follows_the_policy_not_the_donors(self, store: Store, dtype: str) -> None:
+        """Training and validation donors must not differ in type because only some of them lack genotypes."""
+        genotypes = store.genotypes(dtype)
+        few = genotypes.source[genotypes.ids != "d11"].copy()
+        types = set()
+        for donors in (["d1", "d11"], ["d1", "d2"]):
+            with dl.DonorLoader(
+                store.cells(3).path, few, batch_size=64, missing_donors="nan", donors=donors, prefetch=0
+            ) as loader:
+                types |= {as_numpy(batch["donor_features"]).dtype for batch in loader}
+        assert len(types) == 1
+        assert types.pop().kind == "f"
 
 
 class TestStore:

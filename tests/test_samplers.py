@@ -285,7 +285,7 @@ class TestGeometry:
         assert chunk * chunks >= batch_size
         assert 16 <= chunk <= 128
         if batch_size <= 4096:
-            assert 8_192 <= chunk * chunks <= 32_768
+            assert 8_192 <= chunk * chunks <= max(32_768, 16 * batch_size)
 
     @pytest.mark.parametrize("value", [0, -1, 2.5, True])
     @pytest.mark.parametrize("name", ["batch_size", "chunk_size", "preload_nchunks"])

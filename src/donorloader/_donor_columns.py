@@ -139,7 +139,7 @@ def bag_column(
         first = ids[varying[0]]
         found = values[codes == varying[0]].unique()
         raise ValueError(
-            f"{name!r} must be constant in each bag to be its label, but it varies in {varying.size:,} of {len(ids):,}: "
+            f"{name!r} must be constant in each bag to be its label, but varies in {varying.size:,} of {len(ids):,}: "
             f"{first!r} has {shorten(found)}. Take a column of donors, or make finer bags with bag_by=[…, {name!r}]."
         )
     where = np.zeros(len(ids), dtype=np.int64)

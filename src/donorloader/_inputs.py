@@ -42,14 +42,18 @@ def list_sources(cells: Any, genotypes: Any) -> tuple[list[Any], Any]:
         raise ValueError("Cells are needed: give one source or more.")
     keys = [str(source.resolve()) if isinstance(source, Path) else f"object {id(source)}" for source in sources]
     if repeated := [str(sources[i]) for i, key in enumerate(keys) if key in keys[:i]]:
-        raise ValueError(f"Each source of cells may come once, but {shorten(repeated)} comes again: its cells would double.")
+        raise ValueError(
+            f"Each source of cells may come once, but {shorten(repeated)} comes again: its cells would double."
+        )
     donor_data = [source for source in sources if _is_donor_data(source)]
     if not donor_data:
         return sources, Path(genotypes) if isinstance(genotypes, str) else genotypes
     if len(sources) > 1:
         raise ValueError("A DonorData is a study of its own and cannot be mixed with other cells: give it alone.")
     if genotypes is not None:
-        raise ValueError("A DonorData brings its own genotypes: leave genotypes out, or give its cells (C) as an AnnData.")
+        raise ValueError(
+            "A DonorData brings its own genotypes: leave genotypes out, or give its cells (C) as an AnnData."
+        )
     return sources, donor_data[0]
 
 
@@ -86,12 +90,16 @@ def open_rows(genotypes: Any, *, layer: str | None, id_by: IdBy) -> GenotypeRows
     """
     is_plink = isinstance(genotypes, Path) and genotypes.suffix == ".bed"
     if is_plink and layer is not None:
-        raise ValueError(f"genotype_layer={layer!r} chooses a layer of an AnnData; a PLINK .bed has none. Leave it out.")
+        raise ValueError(
+            f"genotype_layer={layer!r} chooses a layer of an AnnData; a PLINK .bed has none. Leave it out."
+        )
     if not is_plink and id_by != "iid":
         raise ValueError(f"id_by={id_by!r} chooses ids of a PLINK .bed; these genotypes are none. Leave it out.")
     if genotypes is None:
         if layer is not None:
-            raise ValueError(f"genotype_layer={layer!r} chooses a layer of genotypes, but there are none. Leave it out.")
+            raise ValueError(
+                f"genotype_layer={layer!r} chooses a layer of genotypes, but there are none. Leave it out."
+            )
         return None
     if is_plink:
         return PlinkBed(genotypes, id_by=id_by)
@@ -108,8 +116,8 @@ def open_rows(genotypes: Any, *, layer: str | None, id_by: IdBy) -> GenotypeRows
 def read_donor_map(donor_map: str | PathLike[str] | Mapping[Any, Any] | None) -> dict[str, str]:
     """New ids of donors by their ids in the cells, as text.
 
-    A table has two tab-separated columns, the id in the cells and the new id. Empty lines, lines that start with `#`, and
-    a first line that reads `old` and `new` are skipped.
+    A table has two tab-separated columns, the id in the cells and the new id. Empty lines, lines that start with `#`,
+    and a first line that reads `old` and `new` are skipped.
 
     Raises
     ------
@@ -131,11 +139,16 @@ def read_donor_map(donor_map: str | PathLike[str] | Mapping[Any, Any] | None) ->
         pairs = []
         for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
             fields = [text.strip() for text in line.split("\t")]
-            if not line.strip() or line.startswith("#") or (number == 1 and [f.lower() for f in fields] == ["old", "new"]):
+            if (
+                not line.strip()
+                or line.startswith("#")
+                or (number == 1 and [f.lower() for f in fields] == ["old", "new"])
+            ):
                 continue
             if len(fields) != 2 or not all(fields):
                 raise ValueError(
-                    f"{where} needs two tab-separated columns, the id in the cells and the new id, but line {number} is {line!r}."
+                    f"{where} needs two tab-separated columns, the id in the cells and the new id, but line {number} "
+                    f"is {line!r}."
                 )
             pairs.append(fields)
         old, new = as_text([p[0] for p in pairs], where), as_text([p[1] for p in pairs], where)
@@ -157,7 +170,11 @@ def describe_sources(cells: Sequence[RawCells], genotypes: Any, rows: GenotypeRo
         path = genotypes if isinstance(genotypes, Path) else None
         name = type(genotypes).__name__ if path is None else str(path)
         described["genotypes"] = {
-            "name": name, **_on_disk(path), "donors": len(rows.ids), "variants": rows.n_variants, "dtype": rows.dtype.name
+            "name": name,
+            **_on_disk(path),
+            "donors": len(rows.ids),
+            "variants": rows.n_variants,
+            "dtype": rows.dtype.name,
         }
     return described
 

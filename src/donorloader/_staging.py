@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # Windows has no advisory locks of this kind: leftovers are then left for the user to remove
-    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,7 +43,9 @@ def check_out(out: Path, *, overwrite: bool, is_ours: Callable[[Path], bool]) ->
     if not os.path.lexists(out) or (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
         return
     if not is_ours(out) or out.is_symlink():
-        raise FileExistsError(f"{str(out)!r} exists and is not a study, so it is never overwritten. Choose another path.")
+        raise FileExistsError(
+            f"{str(out)!r} exists and is not a study, so it is never overwritten. Choose another path."
+        )
     if not overwrite:
         raise FileExistsError(f"{str(out)!r} exists. Choose another path, or give overwrite=True (--overwrite).")
 
@@ -126,7 +127,7 @@ def _clean_up_after_killed(out: Path) -> None:
 
 def _try_lock(descriptor: int) -> bool:
     """Take an exclusive lock; False if a living process holds it, or the file system cannot lock."""
-    if fcntl is None:
+    if sys.platform == "win32":  # leftovers of killed processes are left to the user there
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -92,7 +92,8 @@ def open_tables(
         table = None
         if store is not None and match.rows is not None:
             columns = resolve_variants(store, variants)
-            table = DonorTable(store, columns, match.rows, memory=genotype_memory)
+            nan = missing_donors == "nan"
+            table = DonorTable(store, columns, match.rows, memory=genotype_memory, nan=nan)
     except BaseException:
         if store is not None and owns_store:
             store.close()

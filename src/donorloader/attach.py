@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+import annbatch
 import numpy as np
 import pandas as pd
 import torch
@@ -20,7 +21,6 @@ from donorloader.samplers import complete_requests, donor_requests
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import annbatch
     from numpy.typing import NDArray
 
     from donorloader.genotypes import GenotypeStore
@@ -84,6 +84,8 @@ def attach_donor_features(
     RuntimeError
         If the donors of a batch are not those planned for it.
     """
+    if not isinstance(loader, annbatch.Loader):
+        raise TypeError(f"attach_donor_features takes an annbatch Loader, got {type(loader).__name__}.")
     store = open_genotypes(G, layer=layer)
     columns = resolve_variants(store, variants)
     memory = parse_memory(genotype_memory)

@@ -63,8 +63,8 @@ def bag_reduce(
     batch
         The batch.
     how
-        ``"mean"``, ``"sum"`` and ``"max"`` give (n_bags, ...); ``"softmax"`` gives (n_cells, ...), normalised within each
-        bag, as attention weights are.
+        ``"mean"``, ``"sum"`` and ``"max"`` give (n_bags, ...); ``"softmax"`` gives (n_cells, ...), normalised within
+        each bag, as attention weights are.
     """
     bag, n_bags = batch["donor_idx"], batch["offsets"].numel() - 1
     if values.shape[0] != bag.numel():
@@ -104,7 +104,13 @@ def collect_bags(batches: Iterable[dict[str, Any]], predictions: Iterable[torch.
         if values.shape[0] != len(batch["donors"]):
             raise ValueError(f"A prediction is needed for each of {len(batch['donors'])} bags, got {values.shape[0]}.")
         columns = ["prediction"] if values.ndim == 1 else [f"prediction_{i}" for i in range(values.shape[1])]
-        frames.append(pd.DataFrame(values.reshape(values.shape[0], -1), columns=columns, index=pd.Index(list(batch["donors"]), tupleize_cols=False)))
+        frames.append(
+            pd.DataFrame(
+                values.reshape(values.shape[0], -1),
+                columns=columns,
+                index=pd.Index(list(batch["donors"]), tupleize_cols=False),
+            )
+        )
     return pd.concat(frames)
 
 

@@ -49,8 +49,8 @@ class BagLoader(StreamLoader):
     exact_cells
         Every bag has just so many cells; smaller ones are resampled, or left out with ``small_bags="drop"``.
     labels
-        Column with the label of each bag: of `donor_table`, of the genotypes' ``obs``, or of the cells' ``obs`` where it
-        is constant in each bag. Categories become codes, and :attr:`label_names` what they stand for.
+        Column with the label of each bag: of `donor_table`, of the genotypes' ``obs``, or of the cells' ``obs`` where
+        it is constant in each bag. Categories become codes, and :attr:`label_names` what they stand for.
     donor_covariates
         Columns to yield as numbers, from the same places.
     donor_table

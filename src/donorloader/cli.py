@@ -38,7 +38,8 @@ def prepare(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The study folder to make.")],
     genotypes: Annotated[
-        Path | None, typer.Option("--genotypes", "-g", help="PLINK .bed, or AnnData (.h5ad, .zarr) of donors × variants.")
+        Path | None,
+        typer.Option("--genotypes", "-g", help="PLINK .bed, or AnnData (.h5ad, .zarr) of donors × variants."),
     ] = None,
     donor_key: Annotated[
         str | None, typer.Option(help="Column of obs with each cell's donor. [default: donor_id, or a DonorData's own]")
@@ -88,7 +89,8 @@ def prepare(
 def inspect(
     path: Annotated[Path, typer.Argument(help="Study, annbatch collection, AnnData of cells or genotypes, or .bed.")],
     donor_key: Annotated[
-        str | None, typer.Option(help="Column of obs with each cell's donor, where the store does not say. [default: donor_id]")
+        str | None,
+        typer.Option(help="Column of obs with each cell's donor, where the store does not say. [default: donor_id]"),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -97,6 +99,24 @@ def inspect(
         from donorloader.report import inspect_store, print_report
 
         print_report(inspect_store(path, donor_key=donor_key))
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Keep the raw files and the study in this folder. [default: temporary]"),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the cells in training.")] = 12,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation, the order of cells and the model.")] = 0,
+    picture: Annotated[Path, typer.Option(help="The .png to write.")] = Path("donorloader-demo.png"),
+    debug: Debug = False,
+) -> None:
+    """Simulate a small study, prepare it, stream it, train a model on it, and recover the effects that were planted."""
+    with _one_line_errors(debug=debug):
+        from donorloader.demo import run_demo
+
+        run_demo(out=out, epochs=epochs, seed=seed, picture=picture)
 
 
 def main() -> None:
@@ -121,6 +141,6 @@ def _one_line_errors(*, debug: bool) -> Iterator[None]:
 def _message(error: Exception) -> str:
     if isinstance(error, KeyError) and error.args:
         return str(error.args[0])  # str() of a KeyError is the repr of its message
-    if isinstance(error, ValueError | TypeError | OSError):
+    if isinstance(error, ValueError | TypeError | OSError | ImportError):
         return str(error)
     return f"{type(error).__name__}: {error} (rerun with --debug for the traceback)"

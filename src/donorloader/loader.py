@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from donorloader._engine import Engine
 from donorloader._options import ReadOptions, SamplingOptions
 from donorloader._stream_loader import StreamLoader, check_seed
@@ -15,6 +13,7 @@ from donorloader.samplers import SubsetSampler
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import torch
     from annbatch.abc import Sampler
 
 __all__ = ["DonorLoader"]

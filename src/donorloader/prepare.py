@@ -25,9 +25,10 @@ from donorloader._inputs import (
 )
 from donorloader._options import parse_memory
 from donorloader._staging import check_out, staged_folder
-from donorloader.cells._collect import collect_cells, harmonise_cells
-from donorloader.genotypes._write import describe_variants, write_genotypes
-from donorloader.report import GenotypesReport, Names, Report, counted_allele, report_cells
+from donorloader.cells._collect import collect_cells
+from donorloader.cells._table import harmonise_cells
+from donorloader.genotypes._write import write_genotypes
+from donorloader.report import GenotypesReport, Names, Report, report_cells
 from donorloader.study import STUDY_FILE, STUDY_FORMAT, STUDY_VERSION, Study, is_study, open_study
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from donorloader.cells._collect import CellTable, WrittenCells
+    from donorloader.cells._collect import WrittenCells
+    from donorloader.cells._table import CellTable
     from donorloader.genotypes import GenotypeRows
     from donorloader.genotypes._plink import IdBy
     from donorloader.genotypes._write import GenotypeCounts
@@ -77,13 +79,13 @@ def prepare(
     Parameters
     ----------
     cells
-        One or more AnnData: paths of `.h5ad` files or `.zarr` folders, or in memory. Or one cellink DonorData: path of a
-        `.dd.h5` or `.dd.zarr`, or in memory, which brings its genotypes and donor column along. X is CSR or dense; CSC is
-        turned into CSR in memory, if it fits the budget.
+        One or more AnnData: paths of `.h5ad` files or `.zarr` folders, or in memory. Or one cellink DonorData: path of
+        a `.dd.h5` or `.dd.zarr`, or in memory, which brings its genotypes and donor column along. X is CSR or dense;
+        CSC is turned into CSR in memory, if it fits the budget.
     genotypes
         Donors × variants: path of a PLINK `.bed`, or of an AnnData `.h5ad` or `.zarr` whose obs_names are donor ids; an
-        AnnData in memory; a :class:`donorloader.GenotypeStore`. `None`: a study of cells alone. Negative integers and NaN
-        are missing calls.
+        AnnData in memory; a :class:`donorloader.GenotypeStore`. `None`: a study of cells alone. Negative integers and
+        NaN are missing calls.
     out
         The folder to make.
     donor_key
@@ -131,6 +133,9 @@ def prepare(
     """
     out = Path(out)
     budget = parse_memory(memory)
+    if budget <= _LIBRARIES:
+        raise ValueError(f"memory must be more than the 1 GB that Python and its libraries take, got {memory!r}.")
+    free = budget - _LIBRARIES
     if isinstance(obs_columns, str):
         raise TypeError(f"obs_columns must be a list of names, got the text {obs_columns!r}; use [{obs_columns!r}].")
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
@@ -147,11 +152,10 @@ def prepare(
         if rows is not None and rows is not genotypes:  # a store that the user has opened stays open
             stack.callback(rows.close)
         raw = open_cell_sources(cell_sources, layer=layer, donor_key=donor_key, columns=obs_columns)
-        table = harmonise_cells(raw, donor_map=renames, memory=budget)
+        table = harmonise_cells(raw, donor_map=renames, memory=free)
         if rows is not None and not np.isin(table.donors, rows.ids).any():
             raise ValueError(explain_no_overlap(list(table.donors), list(rows.ids)))
         chosen = _choose_rows(rows, table.donors, only_donors_with_cells=only_donors_with_cells)
-        free = budget - _LIBRARIES
 
         folder = stack.enter_context(staged_folder(out, overwrite=overwrite, is_ours=is_study))
         with _progress_bar(progress, "cells", table.n_obs) as on_rows:
@@ -210,6 +214,8 @@ def _report(
         datasets=written.n_datasets,
     )
     notes = _notes(table, renames)
+    if counts is not None and counts.repeated_names:
+        notes.append(f"{counts.repeated_names:,} variants have the name of another variant: choose these by position.")
     if rows is None or counts is None:
         return Report(cells=cells, notes=notes)
     absent = ~np.isin(table.donors, rows.ids)
@@ -220,7 +226,7 @@ def _report(
             variants=counts.n_variants,
             dtype=counts.dtype,
             missing_call_rate=counts.missing_calls / (counts.n_donors * counts.n_variants),
-            counted=counted_allele(describe_variants(rows.var())),
+            counted=counts.counted,
         ),
         without_genotypes=Names.of(table.donors[absent]),
         cells_without_genotypes=int(table.cells_per_donor[absent].sum()),
@@ -232,14 +238,16 @@ def _report(
 def _notes(table: CellTable, renames: Mapping[str, str]) -> list[str]:
     notes = []
     if number := table.genes_not_everywhere:
-        notes.append(f"{number:,} of {len(table.var):,} genes are not in every source; cells of the others have 0 there.")
+        notes.append(
+            f"{number:,} of {len(table.var):,} genes are not in every source; cells of the others have 0 there."
+        )
     dtypes = sorted({source.X.dtype.name for source in table.sources})
     if len(dtypes) > 1:
         notes.append(f"X is {' and '.join(dtypes)} in the sources; stored as {table.dtype.name}, without loss.")
     if number := table.repeated_names:
         notes.append(f"{number:,} cells have the name of another cell; a number was appended to theirs.")
     if table.incomplete_columns:
-        notes.append(f"Columns of obs that are missing in some source, and there for its cells: {shorten(table.incomplete_columns, 12)}.")
+        notes.append(f"Columns of obs that some source lacks, missing there: {shorten(table.incomplete_columns, 12)}.")
     if renames:
         notes.append(f"The donor map renamed {len(renames) - len(table.unused_renames):,} donors.")
     if table.unused_renames:

@@ -17,7 +17,7 @@ from donorloader.cells._harmonise import donors_as_text
 from donorloader.cells._raw import open_raw_cells, open_stored
 from donorloader.genotypes import open_genotypes
 from donorloader.genotypes._plink import PlinkBed
-from donorloader.genotypes._write import count_missing
+from donorloader.genotypes._write import count_missing, counted_allele
 from donorloader.study import is_study, open_study
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ __all__ = [
     "GenotypesReport",
     "Names",
     "Report",
-    "counted_allele",
     "inspect_store",
     "print_report",
     "report_cells",
@@ -167,17 +166,6 @@ def report_cells(cells_per_donor: NDArray[np.int64], **known: Any) -> CellsRepor
     )
 
 
-def counted_allele(var: Any) -> str:
-    """Which allele genotypes count, from the columns `a0`, `a1` and `counted` of their variants."""
-    if "counted" not in var.columns:
-        return "unknown"
-    counted = var["counted"].astype(str).to_numpy()
-    for name in ("a1", "a0"):
-        if name in var.columns and (counted == var[name].astype(str).to_numpy()).all():
-            return name
-    return "unknown" if (counted == "unknown").all() else "differs by variant"
-
-
 def inspect_store(path: str | PathLike[str], *, donor_key: str | None = None) -> Report:
     """Report on a study, a collection or AnnData of cells, or a store of genotypes.
 
@@ -235,7 +223,10 @@ def _lines(report: Report) -> Iterable[tuple[str, str]]:
         yield "counted allele", genotypes.counted
     if (missing := report.without_genotypes) is not None:
         cells_missing = f"; {report.cells_without_genotypes:,} cells" if missing.count else ""
-        yield "donors without genotypes", f"{missing.count:,}{cells_missing}" + (f": {missing}" if missing.count else "")
+        yield (
+            "donors without genotypes",
+            f"{missing.count:,}{cells_missing}" + (f": {missing}" if missing.count else ""),
+        )
     if (missing := report.without_cells) is not None:
         yield "donors without cells", f"{missing.count:,}" + (f": {missing}" if missing.count else "")
     for i, note in enumerate(report.notes):

@@ -14,27 +14,27 @@ import anndata as ad
 import dask
 import dask.array as da
 import numpy as np
-import pandas as pd
 import scipy.sparse as sp
 from annbatch import DatasetCollection
 
-from ._harmonise import common_dtype, donors_as_text, harmonise_obs, rename_donors, union_of_genes
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from ._raw import RawCells, RawMatrix
+    from ._raw import RawMatrix
+    from ._table import CellTable
 
-__all__ = ["CellTable", "WrittenCells", "collect_cells", "harmonise_cells"]
+__all__ = ["WrittenCells", "collect_cells"]
 
 # Cells of one chunk: what annbatch recommends for random access, and what the loader's requests are made of.
 _CHUNK_ROWS = 64
 
-# Cells that are neighbours in a source and stay together until their dataset is shuffled in memory.
+# Cells that are neighbours in a source and go to the same dataset, which is then shuffled in memory: long enough to be
+# read in one go, and short enough that a dataset has many, from all over the sources.
 _SLICE_ROWS = 1000
+_SLICES_PER_DATASET = 64
 
 # Peak of annbatch's shuffle of one dataset, in units of the dataset's own size: the blocks as read and their
 # concatenation, then that and its permuted copy, then the shards being written. Measured, with room for the allocator.
@@ -45,65 +45,6 @@ _PEAK_PER_OBS = 3.0
 
 # A dataset with more stored values than an int32 can number takes 64-bit indices, and half as much memory again.
 _MAX_NNZ = 2**31 - 1
-
-
-@dataclass
-class CellTable:
-    """Cells of all sources, ready to be written: everything but X is in memory and has one form.
-
-    Attributes
-    ----------
-    sources
-        Where the cells come from; those without cells are left out.
-    obs
-        Annotation of each source's cells, with the same columns, types and categories in all.
-    var
-        The genes.
-    positions
-        Per source, where its genes are in `var`, or `None` where it has just these.
-    dtype, sparse
-        Type and layout of X.
-    donor_key
-        Donor column of obs: a categorical of text.
-    donors
-        (n_donors,) donors that have cells, sorted as text.
-    cells_per_donor
-        (n_donors,) number of cells of each.
-    incomplete_columns
-        Columns of obs that some source lacks.
-    unused_renames
-        Ids in the donor map that no cell has.
-    """
-
-    sources: list[RawCells]
-    obs: list[pd.DataFrame]
-    var: pd.DataFrame
-    positions: list[NDArray[np.int32] | None]
-    dtype: np.dtype[Any]
-    sparse: bool
-    donor_key: str
-    donors: NDArray[np.object_]
-    cells_per_donor: NDArray[np.int64]
-    incomplete_columns: list[str]
-    unused_renames: list[str]
-
-    @property
-    def n_obs(self) -> int:
-        """Number of cells."""
-        return sum(len(obs) for obs in self.obs)
-
-    @property
-    def genes_not_everywhere(self) -> int:
-        """Number of genes that some source lacks; its cells have 0 there."""
-        everywhere = np.zeros(len(self.var), dtype=np.int64)
-        for positions in self.positions:
-            everywhere[slice(None) if positions is None else positions] += 1
-        return int((everywhere < len(self.sources)).sum())
-
-    @property
-    def repeated_names(self) -> int:
-        """Number of cells whose name another cell has had before; annbatch appends a number to it."""
-        return int(pd.Index(np.concatenate([obs.index for obs in self.obs])).duplicated().sum())
 
 
 @dataclass(frozen=True)
@@ -120,60 +61,6 @@ class WrittenCells:
 
     n_datasets: int
     whole_numbers: bool
-
-
-def harmonise_cells(
-    sources: Sequence[RawCells], *, donor_map: Mapping[str, str] | None = None, memory: int
-) -> CellTable:
-    """Bring cells of several sources into one form.
-
-    Parameters
-    ----------
-    sources
-        The cells, as :func:`open_raw_cells` opens them.
-    donor_map
-        New id of each donor to rename, by its id as text.
-    memory
-        Budget for a CSC matrix, which cannot be read by rows and is turned into CSR in memory. [Unit: byte]
-
-    Raises
-    ------
-    KeyError, ValueError, TypeError
-        If there is no cell, the donor column is absent or has missing or unusable ids, gene names repeat, a column of
-        obs cannot be stored, or a CSC matrix is too large for the budget.
-    """
-    sources = [source for source in sources if len(source.obs)]
-    if not sources:
-        raise ValueError("The cells are empty: none of the sources has a cell.")
-    donor_key = sources[0].donor_key
-    donor_map = donor_map or {}
-    donors = [donors_as_text(source) for source in sources]
-    unused = set(donor_map).difference(*(values.categories for values in donors))
-    donors = [rename_donors(values, donor_map) for values in donors]
-    present = sorted({donor for values in donors for donor in values.categories})
-    names = [source.name for source in sources]
-    others = [source.obs.drop(columns=[donor_key, "src_path"], errors="ignore") for source in sources]
-    obs, incomplete = harmonise_obs(others, names)
-    counts = np.zeros(len(present), dtype=np.int64)
-    for frame, values in zip(obs, donors, strict=True):
-        frame[donor_key] = pd.Categorical(values, categories=present)
-        counts += np.bincount(frame[donor_key].array.codes, minlength=len(present))
-    var, positions = union_of_genes(sources)
-    for source in sources:
-        _read_by_rows(source, memory)
-    return CellTable(
-        sources=sources,
-        obs=obs,
-        var=var,
-        positions=positions,
-        dtype=common_dtype([source.X for source in sources]),
-        sparse=any(source.X.layout == "csr" for source in sources),
-        donor_key=donor_key,
-        donors=np.array(present, dtype=object),
-        cells_per_donor=counts,
-        incomplete_columns=incomplete,
-        unused_renames=sorted(unused),
-    )
 
 
 def collect_cells(
@@ -237,9 +124,9 @@ class _Blocks:
         with self._lock:
             if slice_number in self._slices:  # its other part, from the source before
                 return
-            if len(self._slices) % self._slices_per_dataset == 0:
-                # A new dataset begins. The one before is garbage, but in cycles, which few and large objects as these
-                # leave uncollected for long: several datasets would be in memory at once.
+            if self._slices and len(self._slices) % self._slices_per_dataset == 0:
+                # Another dataset begins. The one before is garbage, but in cycles, which Python leaves uncollected for
+                # long where they are few and large: several datasets would be in memory at once.
                 gc.collect()
             self._slices.add(slice_number)
 
@@ -250,20 +137,6 @@ class _Blocks:
             self._on_rows(block.shape[0])
 
 
-def _read_by_rows(source: RawCells, memory: int) -> None:
-    """Turn a CSC matrix into CSR, if it and its copy fit the budget."""
-    X = source.X
-    if X.layout != "csc":
-        return
-    needed = 2 * X.nnz * (X.dtype.itemsize + 8)
-    if needed > memory // 2:
-        raise ValueError(
-            f"Cells are read by rows, but X of {source.name} is stored by columns (CSC), and turning it round takes "
-            f"{needed:,} bytes, more than half the memory budget. Give more memory, or write it with adata.X.tocsr()."
-        )
-    source.X = X.to_csr()
-
-
 def _plan(table: CellTable, memory: int) -> tuple[int, int]:
     """Rows of a dataset and of the slices that it is made of."""
     n_obs = table.n_obs
@@ -271,18 +144,19 @@ def _plan(table: CellTable, memory: int) -> tuple[int, int]:
     row_values = nnz / n_obs if table.sparse else float(len(table.var))
     row_bytes = max(1.0, row_values * (table.dtype.itemsize + 4 * table.sparse)) + 8
     obs_bytes = sum(int(obs.memory_usage(deep=True).sum()) for obs in table.obs)
-    free = memory - int(_PEAK_PER_OBS * obs_bytes)
+    free = memory - table.held_bytes - int(_PEAK_PER_OBS * obs_bytes)
     most = min(int(free / (_PEAK_PER_DATASET * row_bytes)), int(0.9 * _MAX_NNZ / max(row_values, 1.0)))
     if most < min(n_obs, 4 * _CHUNK_ROWS):
-        needed = int(_PEAK_PER_OBS * obs_bytes + min(n_obs, 4 * _CHUNK_ROWS) * _PEAK_PER_DATASET * row_bytes)
+        least = _PEAK_PER_DATASET * row_bytes * min(n_obs, 4 * _CHUNK_ROWS)
+        needed = table.held_bytes + int(_PEAK_PER_OBS * obs_bytes + least)
         raise ValueError(
-            f"The memory budget is too small for these cells: obs takes {obs_bytes:,} bytes and a cell {row_bytes:,.0f}, "
-            f"so {needed:,} bytes are needed and {max(memory, 0):,} are left. Give more memory, or keep fewer columns "
+            f"The memory budget is too small for these cells: obs takes {obs_bytes:,} bytes, a cell {row_bytes:,.0f}; "
+            f"{needed:,} bytes are needed, and {max(memory, 0):,} are left. Give more memory, or keep fewer columns "
             "with obs_columns=… (--obs-column)."
         )
     if most >= n_obs:
         return n_obs, min(n_obs, _SLICE_ROWS)
-    slice_rows = min(_SLICE_ROWS, most // 4)
+    slice_rows = max(1, min(_SLICE_ROWS, most // _SLICES_PER_DATASET))
     # Datasets of about the same size rather than full ones and a rest, which would be a tiny dataset.
     n_datasets = -(-n_obs // (most // slice_rows * slice_rows))
     dataset_rows = -(-n_obs // n_datasets)
@@ -346,7 +220,7 @@ def _into_genes(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep annbatch's progress bars, which cannot be switched off, and warnings that a user cannot act on, from showing."""
+    """Hide annbatch's progress bars, which cannot be switched off, and warnings that a user cannot act on."""
     with (
         contextlib.redirect_stderr(io.StringIO()),
         warnings.catch_warnings(),

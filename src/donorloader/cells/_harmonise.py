@@ -154,7 +154,9 @@ def _fits_float32(matrix: RawMatrix) -> bool:
         block = matrix.rows(start, min(start + _SCAN_ROWS, matrix.shape[0]))
         values = block if isinstance(block, np.ndarray) else block.data
         with np.errstate(over="ignore"):
-            if not np.array_equal(values.astype(np.float32).astype(values.dtype), values, equal_nan=values.dtype.kind == "f"):
+            if not np.array_equal(
+                values.astype(np.float32).astype(values.dtype), values, equal_nan=values.dtype.kind == "f"
+            ):
                 return False
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,7 +58,10 @@ def select_cells(
     if donors is not None:
         if isinstance(donors, str):
             raise TypeError(f"donors must be a list of ids, got the text {donors!r}; use [{donors!r}].")
-        wanted = as_text(list(donors), "donors")
+        donors = list(donors)
+        if not donors:
+            raise ValueError("donors is empty: name at least one donor, or None for all.")
+        wanted = as_text(donors, "donors")
         unknown = sorted(set(wanted) - set(ids))
         if unknown:
             raise KeyError(f"No cell is of the donors {shorten(unknown)}. The cells have {shorten(ids)}.")
@@ -75,6 +79,10 @@ def _query(source: CellSource, query: str) -> NDArray[np.bool_]:
     except pd.errors.UndefinedVariableError as error:
         columns = shorten(source.datasets[0].columns, 12)
         raise KeyError(f"cells_query={query!r}: {error}. The columns of obs are {columns}.") from error
+    except (SyntaxError, TokenError, TypeError) as error:
+        raise ValueError(
+            f"cells_query must be a condition on columns of obs, but {query!r} cannot be evaluated: {error}"
+        ) from error
     if not isinstance(mask, pd.Series) or not pd.api.types.is_bool_dtype(mask.dtype):
         raise ValueError(f"cells_query must be a condition on columns of obs, but {query!r} is not: {mask!r}.")
     return np.asarray(mask.fillna(False), dtype=bool)

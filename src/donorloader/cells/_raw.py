@@ -38,8 +38,8 @@ class RawMatrix:
     Parameters
     ----------
     open_node
-        Opens the matrix: an HDF5 or zarr node, or the matrix itself where it is in memory. HDF5 files are opened for each
-        read and closed after it, so that none stays open.
+        Opens the matrix: an HDF5 or zarr node, or the matrix itself where it is in memory. HDF5 files are opened for
+        each read and closed after it, so that none stays open.
     name
         For messages.
 
@@ -59,10 +59,11 @@ class RawMatrix:
         self._open_node = open_node
         self.name = name
         self._indptr: NDArray[np.integer[Any]] | None = None
+        node: Any
         with open_node() as node:
             self.layout = _layout(node, name)
             values = node if self.layout == "dense" else _parts(node)[0]
-            shape = node.attrs["shape"] if isinstance(node, h5py.Group | zarr.Group) else node.shape
+            shape: Any = node.attrs["shape"] if isinstance(node, h5py.Group | zarr.Group) else node.shape
             self.shape = (int(shape[0]), int(shape[1]))
             self.dtype = np.dtype(values.dtype)
             self.nnz = int(values.shape[0]) if self.layout != "dense" else self.shape[0] * self.shape[1]
@@ -82,12 +83,16 @@ class RawMatrix:
                 self._indptr = np.asarray(indptr[:])
             bounds = self._indptr[start : stop + 1]
             first, last = int(bounds[0]), int(bounds[-1])
-            return sp.csr_matrix(
-                (data[first:last], indices[first:last], bounds - bounds[0]), shape=(stop - start, self.shape[1])
-            )
+            genes = indices[first:last]
+            if genes.size and not (genes.min() >= 0 and genes.max() < self.shape[1]):
+                raise ValueError(
+                    f"X of {self.name} is damaged: cells {start:,} to {stop:,} have values outside its "
+                    f"{self.shape[1]:,} genes. Write the file again."
+                )
+            return sp.csr_matrix((data[first:last], genes, bounds - first), shape=(stop - start, self.shape[1]))
 
     def to_csr(self) -> RawMatrix:
-        """This CSC matrix as CSR in memory."""
+        """The same in CSR, in memory."""
         with self._open_node() as node:
             matrix = ad.io.read_elem(node) if isinstance(node, h5py.Group | zarr.Group) else node[:]
         csr = sp.csr_matrix(matrix)
@@ -171,7 +176,7 @@ def open_raw_cells(
 
 
 @contextlib.contextmanager
-def open_stored(path: Path) -> Iterator[h5py.Group | zarr.Group]:
+def open_stored(path: Path) -> Iterator[Any]:
     """Open an HDF5 file or zarr folder for reading, and close it after.
 
     Raises
@@ -197,9 +202,11 @@ def _from_disk(path: Path, layer: str | None, donor_key: str | None, columns: Se
     with open_stored(path) as root:
         kind = root.attrs.get("encoding-type")
         if kind == "annbatch-preshuffled":
-            raise ValueError(f"{name!r} is an annbatch collection already: give it to DonorLoader, or prepare its sources.")
+            raise ValueError(
+                f"{name!r} is an annbatch collection already: give it to DonorLoader, or prepare its sources."
+            )
         is_donor_data = kind == "donordata"
-        group = root["C"] if is_donor_data else root
+        group: Any = root["C"] if is_donor_data else root
         if missing := [key for key in ("X", "obs", "var") if key not in group]:
             raise ValueError(
                 f"Cells are an AnnData, which has X, obs and var, but {name!r} lacks {', '.join(missing)} "
@@ -225,15 +232,19 @@ def _from_anndata(
     adata: ad.AnnData, name: str, layer: str | None, donor_key: str, columns: Sequence[str] | None
 ) -> RawCells:
     if layer is not None and layer not in adata.layers:
-        raise KeyError(f"{name} has no layer {layer!r}. It has {shorten((k for k in adata.layers if k is not None), 12)}.")
+        raise KeyError(
+            f"{name} has no layer {layer!r}. It has {shorten([k for k in dict(adata.layers) if k is not None], 12)}."
+        )
     matrix = adata.X if layer is None else adata.layers[layer]
     if matrix is None:
-        raise ValueError(f"Cells need X, but that of {name} is empty. Name a layer with layer=… if the values are there.")
+        raise ValueError(
+            f"Cells need X, but that of {name} is empty. Name a layer with layer=… if the values are there."
+        )
     if isinstance(matrix, np.ndarray):
         matrix = np.asarray(matrix)
     obs, var = (frame if isinstance(frame, pd.DataFrame) else frame.to_memory() for frame in (adata.obs, adata.var))
     kept = _choose(columns, donor_key, list(map(str, obs.columns)), name)
-    path = Path(adata.filename) if adata.isbacked else None
+    path = Path(str(adata.filename)) if adata.isbacked else None
     X = RawMatrix(lambda: contextlib.nullcontext(matrix), name)
     return RawCells(name, path, X, obs[kept].copy(deep=False), var.copy(deep=False), donor_key)
 
@@ -241,7 +252,7 @@ def _from_anndata(
 def _read_columns(node: Any, columns: Sequence[str] | None, donor_key: str, name: str) -> pd.DataFrame:
     """The columns of obs to keep, and no other, where the format stores them apart."""
     if node.attrs.get("encoding-type") != "dataframe":
-        frame = ad.io.read_elem(node)
+        frame: Any = ad.io.read_elem(node)
         return frame[_choose(columns, donor_key, list(frame.columns), name)]
     kept = _choose(columns, donor_key, [str(column) for column in node.attrs.get("column-order", ())], name)
     index = ad.io.read_elem(node[node.attrs["_index"]])
@@ -275,5 +286,5 @@ def _parts(node: Any) -> tuple[Any, Any, Any]:
     if isinstance(node, h5py.Group | zarr.Group):
         return node["data"], node["indices"], node["indptr"]
     if isinstance(node, ad.abc.CSRDataset | ad.abc.CSCDataset):
-        return _parts(node.group)
+        return _parts(node.group)  # type: ignore[union-attr]  # the classes behind these have it
     return node.data, node.indices, node.indptr

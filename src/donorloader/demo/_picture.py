@@ -33,9 +33,7 @@ def draw_picture(path: Path, fit: Fit, throughput: Throughput, *, cells: int, do
     from matplotlib.figure import Figure  # the object alone: no window, no global figure
 
     figure = Figure(figsize=(14, 5), dpi=150, facecolor="white")
-    grid = figure.add_gridspec(
-        1, 3, width_ratios=(1, 1, 1), left=0.055, right=0.985, bottom=0.13, top=0.74, wspace=0.26
-    )
+    grid = figure.add_gridspec(1, 3, left=0.06, right=0.985, bottom=0.13, top=0.74, wspace=0.27)
     loss, effects, speed = (figure.add_subplot(grid[column]) for column in range(3))
     headline = f"donorloader demo: {cells:,} cells of {donors} donors, streamed with their genotypes"
     figure.text(0.06, 0.93, headline, fontsize=17, fontweight="bold", color=_INK)
@@ -74,7 +72,7 @@ def _draw_loss(axes: Axes, fit: Fit) -> None:
     axes.set_xlabel("epoch")
     axes.set_ylabel("loss")
     seconds = sum(epoch.seconds for epoch in fit.epochs)
-    _style(axes, "The model learns", f"negative evidence lower bound per cell; {seconds:.0f} s in all")
+    _style(axes, "Loss of each epoch", f"negative evidence lower bound per cell; {seconds:.0f} s in all")
 
 
 def _draw_effects(axes: Axes, fit: Fit) -> None:
@@ -91,7 +89,9 @@ def _draw_effects(axes: Axes, fit: Fit) -> None:
     )
     axes.text(0.97, 0.06, "dashes: estimate = truth", transform=axes.transAxes, fontsize=11, color=_SOFT, ha="right")
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xlabel="true effect", ylabel="estimated effect")
-    _style(axes, "It recovers the cis effects", "log expression per copy of the counted allele")
+    axes.set_xticks(axes.get_yticks())  # the same scale both ways
+    axes.set_xlim(-reach, reach)
+    _style(axes, "Cis effects, estimated and true", "log expression per copy of the counted allele")
 
 
 def _draw_speed(axes: Axes, throughput: Throughput) -> None:
@@ -105,5 +105,5 @@ def _draw_speed(axes: Axes, throughput: Throughput) -> None:
         axes.scatter(thousands, [place] * len(thousands), s=22, color=_INK, alpha=0.55, linewidths=0, zorder=3)
     axes.set_yticks(range(len(rows)), [label for label, _, _ in rows])
     axes.set(xlim=(0, 1.06 * longest), ylim=(1.6, -0.6), xlabel="thousand cells per second")
-    _style(axes, f"With genotypes, {throughput.ratio:.0%} of the speed", "bar: median; dots: passes over all cells")
+    _style(axes, f"Speed with genotypes: {throughput.ratio:.0%}", "bars: medians; dots: single passes")
     axes.tick_params(axis="y", length=0, labelsize=12, labelcolor=_INK)

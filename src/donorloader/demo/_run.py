@@ -102,7 +102,7 @@ def run_demo(
     seconds = time.perf_counter() - started
     console.print(f"\n[bold green]Done[/] in {seconds:.0f} s. The picture is {escape(str(picture))}.")
     if out is not None:
-        console.print(f"Raw files and study are in {escape(str(out))}, for donorloader inspect or your own loop.")
+        console.print(f"Raw files and study are in {escape(str(out))}.")
     return DemoResult(result_fit, throughput, picture, seconds)
 
 
@@ -132,10 +132,10 @@ def _run(folder: Path, epochs: int, seed: int, settings: StudySettings, console:
     _step(console, 4, "Train", "a small variational autoencoder after LIVI, with cis genotype terms")
     result = _train(console, study, cis, settings.pools, epochs, seed, window)
 
-    _step(console, 5, "Time it", "what do the genotypes cost?")
+    _step(console, 5, "Time it", "what do the genotypes cost? passes of both kinds in turn")
     with (
-        dl.DonorLoader(study.cells, donor_key=study.donor_key, **window) as alone,
-        dl.DonorLoader(study, **window) as joined,
+        dl.DonorLoader(study.cells, donor_key=study.donor_key, seed=seed) as alone,
+        dl.DonorLoader(study, seed=seed) as joined,
     ):
         throughput = measure_throughput(alone, joined)
     console.print(

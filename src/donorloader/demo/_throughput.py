@@ -30,7 +30,7 @@ class Throughput:
         return median(self.joined) / median(self.alone)
 
 
-def measure_throughput(alone: DonorLoader, joined: DonorLoader, *, passes: int = 7) -> Throughput:
+def measure_throughput(alone: DonorLoader, joined: DonorLoader, *, passes: int = 25) -> Throughput:
     """Time whole passes of two loaders in turn, so that whatever else the machine does meets both alike.
 
     Parameters

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from donorloader import DonorLoader, GenotypeStore
 
 POOL = "pool"  # the obs column that the model corrects for
-_LEARNING_RATE = 0.01
+_LEARNING_RATE = 0.02
 
 
 @dataclass(frozen=True)

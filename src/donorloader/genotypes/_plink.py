@@ -140,7 +140,8 @@ class PlinkBed:
         if repeated := duplicates(ids):
             remedy = "Use id_by='fid_iid', or rename them." if id_by == "iid" else "Rename them."
             raise ValueError(
-                f"Donor ids must be unique, but {str(self._fam)!r} has more than one row for {shorten(repeated)}. {remedy}"
+                f"Donor ids must be unique, but {str(self._fam)!r} has more than one row for "
+                f"{shorten(repeated)}. {remedy}"
             )
         return ids
 
@@ -179,17 +180,27 @@ def _read_table(file: Path, names: list[str], columns: list[int], *, n_columns: 
     if not first:
         raise ValueError(f"{str(file)!r} is empty.")
     if len(first.split()) != n_columns:
-        raise ValueError(f"A {file.suffix} has {n_columns} columns, but {str(file)!r} has {len(first.split())}: {first!r}")
+        raise ValueError(
+            f"A {file.suffix} has {n_columns} columns, but {str(file)!r} has {len(first.split())}: {first!r}"
+        )
     try:
         table = pd.read_csv(
-            file, sep=r"\s+", header=None, usecols=columns, dtype=object, keep_default_na=False, quoting=csv.QUOTE_NONE
+            file,
+            sep=r"\s+",
+            header=None,
+            usecols=[*columns, n_columns - 1],  # the last to see that every line has all
+            dtype=object,
+            keep_default_na=False,
+            quoting=csv.QUOTE_NONE,
         )
     except pd.errors.ParserError as error:
         raise ValueError(f"{str(file)!r} is not a table of {n_columns} columns: {error}") from error
-    if (short := np.flatnonzero(table.isna().any(axis=1))).size:
-        raise ValueError(f"A {file.suffix} has {n_columns} columns, but line {short[0] + 1} of {str(file)!r} has fewer.")
-    table.columns = pd.Index([names[columns.index(column)] for column in table.columns])
-    return table
+    last = table.iloc[:, -1]
+    if (short := np.flatnonzero(last.isna() | (last == ""))).size:
+        raise ValueError(
+            f"A {file.suffix} has {n_columns} columns, but line {short[0] + 1} of {str(file)!r} has fewer."
+        )
+    return table[columns].set_axis(names, axis=1)
 
 
 def _variant_names(variants: pd.DataFrame) -> NDArray[np.object_]:
@@ -227,5 +238,5 @@ def _check_bed(path: Path, n_donors: int, n_variants: int) -> None:
     if (size := path.stat().st_size) != expected:
         raise ValueError(
             f"A .bed must be as long as its .fam and .bim say: {n_donors:,} donors × {n_variants:,} variants make "
-            f"{expected:,} bytes, but {str(path)!r} has {size:,}. It was cut off, or the three files do not belong together."
+            f"{expected:,} bytes, but {str(path)!r} has {size:,}. It was cut off, or the files do not belong together."
         )

@@ -110,8 +110,8 @@ class SparseMatrix:
 
     def read(self, rows: NDArray[np.int64], columns: Columns) -> NDArray[Any]:
         """Values of rows, absent entries being 0."""
-        if sp.issparse(self._matrix):
-            block = self._matrix[rows]
+        if sp.issparse(self._matrix) or rows.size == 0:
+            block = self._matrix[rows] if rows.size else sp.csr_matrix((0, self.shape[1]), dtype=self.dtype)
         else:
             order = np.argsort(rows, kind="stable")
             parts = [

@@ -57,27 +57,37 @@ class DonorTable:
         (n_codes,) int64, the row of `store` of each donor code; -1 for a donor without one, which gets a row of NaN.
     memory
         Budget for rows that stay. Unit: bytes.
+    nan
+        Whether rows may be NaN, so that the values must be floats, whether or not a donor lacks its row.
 
     Attributes
     ----------
     dtype
-        The store's, but float32 for an integer store where some donor has no row, as integers have no NaN.
+        The store's, but float32 for an integer store if `nan`, as integers have no NaN.
     resident
         Whether all rows stay once they are read. Otherwise a window's rows are read for it, those that the window
         before had too being kept; two windows are held.
     """
 
-    def __init__(self, store: GenotypeStore, columns: Columns, rows: NDArray[np.int64], *, memory: int):
+    def __init__(
+        self, store: GenotypeStore, columns: Columns, rows: NDArray[np.int64], *, memory: int, nan: bool = False
+    ):
         self.store, self.columns, self.rows = store, columns, rows
         self.n_variants = columns.stop - columns.start if isinstance(columns, slice) else columns.size
         absent = rows < 0
-        self.dtype = np.dtype(np.float32) if absent.any() and store.dtype.kind != "f" else store.dtype
+        self.dtype = np.dtype(np.float32) if nan and store.dtype.kind != "f" else store.dtype
         self.row_bytes = self.n_variants * self.dtype.itemsize
         self._lock = threading.Lock()
         self._values: NDArray[Any] | None = None
         whole = store.in_memory
         all_columns = isinstance(columns, slice) and columns == slice(0, store.n_variants)
-        if whole is not None and whole.flags.c_contiguous and all_columns and not absent.any():
+        if (
+            whole is not None
+            and whole.flags.c_contiguous
+            and all_columns
+            and self.dtype == store.dtype
+            and not absent.any()
+        ):
             self.resident = True
             self._values, self._slots, self._have = whole, rows, np.ones(rows.size, dtype=bool)
             return

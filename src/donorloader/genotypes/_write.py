@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,17 @@ if TYPE_CHECKING:
 
     from ._rows import GenotypeRows
 
-__all__ = ["GenotypeCounts", "count_missing", "describe_variants", "write_genotypes"]
+__all__ = ["GenotypeCounts", "count_missing", "counted_allele", "describe_variants", "write_genotypes"]
 
 # Target sizes of one chunk and of one shard of X, in bytes before compression. A chunk is what one row costs to read,
 # so it is small; a shard is one file, so it is large.
 _CHUNK_BYTES = 512 * 2**10
 _SHARD_BYTES = 64 * 2**20
 
-# Of the memory that the caller grants, one block of rows may take this part: the source's own copy while it reads, and
-# the compressed shard, come on top.
+# Of the memory that is granted, a block of rows may take this part: the source's own copy while it reads, and the shard
+# being compressed, come on top. The variants' annotation is held whole, and copied as it is written.
 _BLOCK_PART = 0.3
+_PEAK_PER_VAR = 2
 
 # Column names that tools give to what a variant is, in lower case. The first is ours.
 _KNOWN_AS = {
@@ -52,12 +54,18 @@ class GenotypeCounts:
         Type of its values.
     missing_calls
         Number of values that are missing: -1 in integers, NaN in floats.
+    counted
+        The allele that genotypes count, see :func:`counted_allele`.
+    repeated_names
+        Number of variants whose name another variant has had before.
     """
 
     n_donors: int
     n_variants: int
     dtype: str
     missing_calls: int
+    counted: str
+    repeated_names: int
 
 
 def write_genotypes(
@@ -92,12 +100,15 @@ def write_genotypes(
     n_donors, n_variants = len(rows), source.n_variants
     if not n_donors or not n_variants:
         raise ValueError(f"Genotypes need donors and variants, but these are {n_donors:,} × {n_variants:,}.")
-    read_bytes = n_variants * max(np.dtype(source.dtype).itemsize, 1)
-    block_rows = min(n_donors, int(_BLOCK_PART * memory) // read_bytes)
+    var = describe_variants(source.var())
+    row_bytes = n_variants * np.dtype(source.dtype).itemsize
+    var_bytes = int(_PEAK_PER_VAR * var.memory_usage(deep=True).sum())
+    block_rows = min(n_donors, int(_BLOCK_PART * (memory - var_bytes)) // row_bytes)
     if block_rows < 1:
+        needed = var_bytes + int(row_bytes / _BLOCK_PART)
         raise ValueError(
-            f"One row of {n_variants:,} genotypes takes {read_bytes:,} bytes, more than the share of the memory budget "
-            f"for a block of rows ({int(_BLOCK_PART * memory):,}). Give more memory."
+            f"The memory budget is too small for these genotypes: a donor's row and the names of {n_variants:,} "
+            f"variants take {needed:,} bytes, and {max(memory, 0):,} are left. Give more memory."
         )
     dtype = _stored_dtype(source, rows, block_rows)
     chunk_rows, shard_rows = _chunk_and_shard(n_donors, n_variants * dtype.itemsize, block_rows)
@@ -105,7 +116,11 @@ def write_genotypes(
 
     group = zarr.open_group(str(path), mode="w-", zarr_format=3)
     obs = pd.DataFrame(index=pd.Index(source.ids[rows], dtype=object))
-    ad.io.write_elem(group, "/", ad.AnnData(obs=obs, var=describe_variants(source.var())))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Variable names are not unique")  # the report says so
+        ad.io.write_elem(group, "/", ad.AnnData(obs=obs, var=var))
+    counted, repeated = counted_allele(var), int(var.index.duplicated().sum())
+    del var
     values = group.create_array(
         "X",
         shape=(n_donors, n_variants),
@@ -127,7 +142,7 @@ def write_genotypes(
             if on_rows is not None:
                 on_rows(len(shard))
         del block
-    return GenotypeCounts(n_donors, n_variants, dtype.name, missing)
+    return GenotypeCounts(n_donors, n_variants, dtype.name, missing, counted, repeated)
 
 
 def describe_variants(var: pd.DataFrame) -> pd.DataFrame:
@@ -146,6 +161,23 @@ def describe_variants(var: pd.DataFrame) -> pd.DataFrame:
     if "counted" not in var.columns:
         var["counted"] = pd.Categorical(["unknown"]).repeat(len(var))
     return var
+
+
+def counted_allele(var: pd.DataFrame) -> str:
+    """Whose copies genotypes count: `"a1"`, `"a0"`, `"differs by variant"` or `"unknown"`.
+
+    Parameters
+    ----------
+    var
+        Variants, with the columns that `describe_variants` knows.
+    """
+    if "counted" not in var.columns:
+        return "unknown"
+    counted = var["counted"].astype(str).to_numpy()
+    for name in ("a1", "a0"):
+        if name in var.columns and (counted == var[name].astype(str).to_numpy()).all():
+            return name
+    return "unknown" if (counted == "unknown").all() else "differs by variant"
 
 
 def _stored_dtype(source: GenotypeRows, rows: NDArray[np.int64], block_rows: int) -> np.dtype[Any]:
@@ -172,13 +204,14 @@ def _chunk_and_shard(n_donors: int, row_bytes: int, block_rows: int) -> tuple[in
 
 
 def _clean(block: NDArray[Any]) -> NDArray[Any]:
-    """One code for missing calls: whatever is below 0 becomes -1. (Unsigned and float values cannot or do not use it.)"""
+    """One code for missing calls: integers below 0 become -1. Floats have NaN, which stays."""
     if block.dtype.kind == "i":
-        return np.maximum(block, -1, out=block if block.flags.writeable else None)
+        return np.maximum(block, -1, out=block if block.flags.owndata else None)
     return block
 
 
 def count_missing(block: NDArray[Any]) -> int:
+    """Number of missing values: negative ones of integers, NaN of floats."""
     if block.dtype.kind == "f":
         # Row by row: the mask of a whole block would take its share of the memory.
         return sum(int(np.isnan(row).sum()) for row in block)

@@ -17,6 +17,9 @@ __all__ = ["Conveyor"]
 _JOIN_SECONDS = 10.0  # a lane that is inside a read ends after it; far longer than a read takes
 
 
+_NOTE = "donorloader: "
+
+
 class _Stopped(Exception):
     """Tells a lane that its pass is over."""
 
@@ -172,7 +175,9 @@ class Conveyor:
             del item
 
     def _note(self, error: BaseException, name: str, batch: int) -> None:
-        error.add_note(f"donorloader: raised in lane {name!r}, at batch {batch} of epoch {self.epoch}")
+        if any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+            return  # raised in a lane that this one reads without a thread
+        error.add_note(f"{_NOTE}raised in lane {name!r}, at batch {batch} of epoch {self.epoch}")
 
 
 class _End:
