@@ -47,7 +47,7 @@ def pad_bags(batch: dict[str, Any], *, length: int | None = None) -> tuple[torch
 
 
 def nested_bags(batch: dict[str, Any]) -> torch.Tensor:
-    """Bags as a jagged :func:`torch.nested.nested_tensor` of shape (n_bags, cells of each, n_genes), without padding."""
+    """Bags as a jagged :func:`torch.nested.nested_tensor` of shape (n_bags, cells of each, n_genes), unpadded."""
     return torch.nested.nested_tensor_from_jagged(_dense(batch["X"]), batch["offsets"])
 
 
