@@ -47,6 +47,10 @@ class Size:
     chunk_size: int = 64
     cells_per_dataset: int = 50_000
 
+    def batches_of(self, windows: int) -> int:
+        """Batches in so many windows: where a stream is too slow for a whole pass, a fair part of one."""
+        return windows * self.chunk_size * self.chunks_per_window // self.batch_size
+
 
 QUICK = Size("quick", cells=100_000, chunks_per_window=128)
 FULL = Size("full", cells=200_000, chunks_per_window=256)

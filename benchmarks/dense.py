@@ -26,7 +26,12 @@ def dense(data: Data, rounds: int) -> Iterator[Result]:
         speeds = alternate(
             [
                 Stream(stream, lambda: loader),
-                Stream(TO_DENSE, lambda: baselines.to_dense(as_torch), at_most_rounds=min(3, rounds)),
+                Stream(
+                    TO_DENSE,
+                    lambda: baselines.to_dense(as_torch),
+                    only_batches=data.size.batches_of(windows=4),
+                    at_most_rounds=3,
+                ),
                 Stream(TO_ARRAY, lambda: baselines.to_array(as_scipy)),
             ],
             rounds,

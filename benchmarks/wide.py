@@ -24,8 +24,7 @@ def wide(data: Data, rounds: int) -> Iterator[Result]:
     """One table per window, and rows of the batch's donors, against the naive loops; then other homes of G."""
     genotypes = data.genotypes()
     cells = baselines.annbatch_alone(data)
-    window_of_batches = data.size.chunk_size * data.size.chunks_per_window // data.size.batch_size
-    few = min(3, rounds)
+    part_of_pass = {FROM_H5AD: data.size.batches_of(windows=4), FROM_ZARR: data.size.batches_of(windows=1)}
 
     by_window = "joined, 100,000 variants, one table per window"
     by_batch = "joined, 100,000 variants, rows of the batch's donors"
@@ -54,8 +53,8 @@ def wide(data: Data, rounds: int) -> Iterator[Result]:
                     Stream(
                         name,
                         lambda read_rows=read_rows: baselines.naive_loop(cells, read_rows),
-                        only_batches=window_of_batches if name == FROM_ZARR else None,
-                        at_most_rounds=few if name in (FROM_H5AD, FROM_ZARR) else None,
+                        only_batches=part_of_pass.get(name),
+                        at_most_rounds=3 if name in part_of_pass else None,
                     )
                     for name, read_rows in naive.items()
                 ),

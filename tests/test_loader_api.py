@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from annbatch.samplers import RandomSampler
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 import donorloader as dl
-from _data import N_VARIANTS, as_numpy, open_collection
+from _data import N_VARIANTS, as_numpy, open_collection, write_collection
 from _join import check_batch, flat, orders
 from _samplers import make_sampler
 
@@ -73,6 +74,37 @@ class TestMembers:
         np.testing.assert_array_equal(
             as_numpy(batch["donor_features"]), genotypes.rows(batch["unique_donors"], columns)
         )
+
+    @pytest.mark.parametrize("backing", ["memory", "h5ad", "zarr", "collection"])
+    @pytest.mark.parametrize("csr", [False, True])
+    @pytest.mark.parametrize("memory", ["1GB", 0])
+    def test_more_choices_of_variants(self, store: Store, backing: str, csr: bool, memory: Any) -> None:
+        genotypes = store.genotypes("float32", csr=csr, backing=backing)
+        for variants, columns in (
+            ([5, 5, 2], [5, 5, 2]),
+            (slice(10, 2, -2), [10, 8, 6, 4]),
+            ([True, False] * 12, list(range(0, 24, 2))),
+            (np.array(["rs3", "rs1"]), [3, 1]),
+            (range(3, 6), [3, 4, 5]),
+        ):
+            with dl.DonorLoader(
+                store.cells(1).adatas[0],
+                genotypes.source,
+                batch_size=157,
+                variants=variants,
+                genotype_memory=memory,
+                prefetch=0,
+            ) as loader:
+                assert list(loader.variant_names) == [f"rs{v}" for v in columns]
+                [batch] = loader
+            np.testing.assert_array_equal(
+                as_numpy(batch["donor_features"]), genotypes.rows(batch["unique_donors"], columns)
+            )
+
+    @pytest.mark.parametrize("kind", [list, set, np.array, pd.Index, iter])
+    def test_donors_in_any_container(self, store: Store, kind: Any) -> None:
+        with dl.DonorLoader(store.cells(3).path, store.genotypes().source, donors=kind(["d7", "d11"])) as loader:
+            assert list(loader.donors) == ["d11", "d7"]
 
     def test_close_and_context(self, store: Store) -> None:
         loader = dl.DonorLoader(store.cells(3).path, store.genotypes().source, batch_size=16)
@@ -173,6 +205,31 @@ class TestSources:
                 rows += as_numpy(batch["index"]).tolist()
                 np.testing.assert_array_equal(as_numpy(batch["X"]), cells.x[as_numpy(batch["index"])])
         assert sorted(rows) == list(range(cells.n_obs))
+
+    def test_what_else_an_anndata_holds_is_left_alone(self, store: Store, tmp_path: Any) -> None:
+        adatas = [a.copy() for a in store.cells(3).adatas]
+        for adata in adatas:
+            adata.obsm["X_pca"] = np.zeros((adata.n_obs, 3))
+            adata.layers["counts"] = adata.X.copy()
+            adata.raw = adata
+        for source in (adatas, write_collection(tmp_path / "cells.zarr", adatas)):
+            with dl.DonorLoader(source, store.genotypes().source, batch_size=64) as loader:
+                assert sorted(flat(loader)) == list(range(store.cells(3).n_obs))
+
+    def test_cells_without_counts(self, store: Store, tmp_path: Any) -> None:
+        cells = store.cells(3)
+        empty = cells.adatas[0].copy()
+        empty.X = sparse.csr_matrix(empty.shape, dtype=np.float32)
+        x = cells.x.copy()
+        x[: empty.n_obs] = 0
+        adatas = [empty, *cells.adatas[1:]]
+        for source in (adatas, write_collection(tmp_path / "cells.zarr", adatas)):
+            for densify in (False, True):
+                with dl.DonorLoader(
+                    source, store.genotypes().source, batch_size=1, chunk_size=1, preload_nchunks=1, densify=densify
+                ) as loader:
+                    for batch in loader:
+                        np.testing.assert_array_equal(as_numpy(batch["X"]), x[as_numpy(batch["index"])])
 
     def test_datasets_of_two_layouts(self, store: Store) -> None:
         adatas = [store.cells(3).adatas[0], store.cells(3, "dense").adatas[1]]
@@ -341,11 +398,13 @@ class TestDataLoader:
                 assert orders(kept) == expected[epoch]
             assert len(wrapped) == len(loader)
 
-    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-    @pytest.mark.parametrize("num_workers", [1, 2])
-    def test_workers_are_refused(self, store: Store, num_workers: int) -> None:
+    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:Got pickle error:UserWarning")
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    def test_workers_are_refused(self, store: Store, method: str) -> None:
         with dl.DonorLoader(store.cells(3).path, store.genotypes().source, batch_size=16) as loader:
-            wrapped = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=num_workers, timeout=60)
+            wrapped = torch.utils.data.DataLoader(
+                loader, batch_size=None, num_workers=2, timeout=60, multiprocessing_context=method
+            )
             with pytest.raises(Exception, match=r"num_workers=0"):
                 list(wrapped)
 
@@ -391,7 +450,19 @@ class TestTensors:
 
     @pytest.mark.parametrize(
         ("option", "value"),
-        [("to", "jax"), ("donor_rows", "cell"), ("missing_donors", "ignore"), ("batch_size", 0), ("seed", "x")],
+        [
+            ("to", "jax"),
+            ("donor_rows", "cell"),
+            ("missing_donors", "ignore"),
+            ("batch_size", 0),
+            ("batch_size", 16.5),
+            ("batch_size", "16"),
+            ("chunk_size", 2.5),
+            ("preload_nchunks", -1),
+            ("seed", "x"),
+            ("seed", -1),
+            ("genotype_memory", "much"),
+        ],
     )
     def test_options_are_checked(self, store: Store, option: str, value: Any) -> None:
         with pytest.raises((ValueError, TypeError), match=option) as caught:

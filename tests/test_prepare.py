@@ -20,6 +20,7 @@ from _prepare import assert_same_cells, dense, fingerprint, panel, read_cells, w
 from donorloader.cells._collect import collect_cells
 from donorloader.cells._raw import open_raw_cells
 from donorloader.cells._table import harmonise_cells
+from donorloader.genotypes._plink import PlinkBed
 from donorloader.genotypes._write import _PEAK_PER_VAR, describe_variants, write_genotypes
 
 if TYPE_CHECKING:
@@ -93,21 +94,22 @@ class TestCells:
         assert rows("b", 1) != first
 
 
+@pytest.fixture(scope="module", params=["csr", "dense"])
+def collection(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    tmp_path, sizes = tmp_path_factory.mktemp("many"), (900, 37, 1200)
+    adatas = datasets(sizes, layout=request.param)
+    sources = [open_raw_cells(source) for source in written(adatas, tmp_path, "h5ad")]
+    table = harmonise_cells(sources, memory=10**9)
+    obs_bytes = sum(int(obs.memory_usage(deep=True).sum()) for obs in table.obs)
+    read: list[int] = []
+    result = collect_cells(table, tmp_path / "c.zarr", memory=3 * obs_bytes + 150_000, seed=0, on_rows=read.append)
+    assert result.n_datasets >= 3
+    assert sum(read) == sum(sizes)  # each cell is read once
+    return tmp_path / "c.zarr"
+
+
 class TestManyDatasets:
     """A budget that holds a part of the cells: several datasets, each a sample of all sources."""
-
-    @pytest.fixture(scope="class", params=["csr", "dense"])
-    def collection(self, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-        tmp_path, sizes = tmp_path_factory.mktemp("many"), (900, 37, 1200)
-        adatas = datasets(sizes, layout=request.param)
-        sources = [open_raw_cells(source) for source in written(adatas, tmp_path, "h5ad")]
-        table = harmonise_cells(sources, memory=10**9)
-        obs_bytes = sum(int(obs.memory_usage(deep=True).sum()) for obs in table.obs)
-        read: list[int] = []
-        result = collect_cells(table, tmp_path / "c.zarr", memory=3 * obs_bytes + 150_000, seed=0, on_rows=read.append)
-        assert result.n_datasets >= 3
-        assert sum(read) == sum(sizes)  # each cell is read once
-        return tmp_path / "c.zarr"
 
     def test_every_cell_once_with_its_values(self, collection: Path) -> None:
         cells = read_cells(collection)
@@ -307,6 +309,20 @@ class TestPlink:
             "missing_call_rate": pytest.approx((calls == -127).mean()),
         }  # fmt: skip
         assert report["without_cells"] == {"count": 2, "first": ["extra0", "extra1"]}
+
+    def test_rows_as_the_loader_reads_them(self, tmp_path: Path) -> None:
+        bed, calls = panel(tmp_path)
+        expected = np.where(calls == -127, -1, calls)
+        with PlinkBed(bed) as rows:
+            assert (rows.ids.tolist()[:2], rows.n_variants, rows.dtype) == (["d12", "d11"], 30, np.int8)
+            np.testing.assert_array_equal(rows.read(np.arange(15), slice(0, 30)), expected)
+            np.testing.assert_array_equal(rows.read(np.array([7, 0, 7]), slice(3, 9)), expected[[7, 0, 7], 3:9])
+            some = rows.read(np.array([2, 1]), np.array([29, 0, 4]))
+            np.testing.assert_array_equal(some, expected[[2, 1]][:, [29, 0, 4]])
+            assert some.flags.c_contiguous
+            assert rows.names(np.array([4, 2])).tolist() == ["rs4", "rs2"]
+        with pytest.raises(ValueError, match="closed"):
+            rows.read(np.array([0]), slice(0, 1))
 
     def test_only_donors_with_cells(self, tmp_path: Path) -> None:
         bed, calls = panel(tmp_path)
