@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-# Gathered rows that may wait for the loop: enough to stay ahead, however wide the genotypes. Unit: bytes.
-_GATHERED_BYTES = 256 << 20
-
 
 class Engine:
     """Runs passes over joined batches.
@@ -134,8 +131,7 @@ class Engine:
                 # reading is a lane of its own, so that the next window is read while this one is gathered
                 windows = conveyor.lane("genotype rows", windows, capacity=1, batches=lambda w: len(w[0]["splits"]))
             if self._options.donor_rows == "batch":
-                rows = min(self._match.ids.size, self._sampler.batch_size or self._match.ids.size)
-                ahead = max(2, min(ahead, _GATHERED_BYTES // (rows * self._table.row_bytes)))
+                ahead = self._table.batches_ahead(ahead, self._sampler.batch_size)
         genotypes = stream_genotypes(windows, self._table, self._pool, self._options.donor_rows)
         return conveyor.lane("genotypes", genotypes, capacity=ahead)
 

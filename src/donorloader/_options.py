@@ -97,7 +97,9 @@ class ReadOptions:
             if options[name] not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {options[name]!r}.")
         prefetch = options["prefetch"]
-        if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0):
+        if prefetch is not None and (
+            isinstance(prefetch, bool) or not isinstance(prefetch, int | np.integer) or prefetch < 0
+        ):
             raise ValueError(f"prefetch must be a number of batches, 0 for no threads, or None, got {prefetch!r}.")
         if options["preload_to_gpu"] and options["to"] != "torch":
             raise ValueError("preload_to_gpu=True yields torch tensors: use to='torch'.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from donorloader._match import match_donors
-from donorloader.cells import is_donor_data, open_cells, select_cells
+from donorloader.cells import is_donor_data, is_stored_donor_data, open_cells, select_cells
 from donorloader.genotypes import DonorTable, GenotypeStore, open_genotypes, resolve_variants
 from donorloader.study import Study, is_study, open_study
 
@@ -112,6 +112,6 @@ def _resolve_sources(cells: Any, genotypes: Any, donor_key: str | None, *, bags:
         cells = Path(cells)
     if genotypes is None and is_donor_data(cells):
         return cells, cells.G, donor_key
-    if genotypes is None and isinstance(cells, str | Path) and str(cells).rstrip("/").endswith(".dd.zarr"):
+    if genotypes is None and isinstance(cells, str | Path) and is_stored_donor_data(cells):
         return cells, cells, donor_key
     return cells, genotypes, donor_key

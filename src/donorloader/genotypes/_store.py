@@ -72,7 +72,7 @@ class GenotypeStore:
         self.ids = ids
         self.shape = matrix.shape
         self.n_variants = matrix.shape[1]
-        self.dtype = matrix.dtype
+        self.dtype = matrix.dtype.newbyteorder("=")  # torch knows no other
         self._matrix = matrix
         self._read_var = read_var
         self._read_names = read_names
@@ -82,7 +82,8 @@ class GenotypeStore:
     @property
     def in_memory(self) -> NDArray[Any] | None:
         """The whole matrix where it is a numpy array already, so that nobody holds it twice."""
-        return self._matrix.array if isinstance(self._matrix, MemoryMatrix) else None
+        matrix = self._matrix
+        return matrix.array if isinstance(matrix, MemoryMatrix) and matrix.dtype == self.dtype else None
 
     def read(self, rows: NDArray[np.int64], columns: Columns) -> NDArray[Any]:
         """Genotypes of some donors.
@@ -98,7 +99,7 @@ class GenotypeStore:
         -------
         C-contiguous (len(rows), n_columns) array of `dtype`.
         """
-        return self._matrix.read(np.asarray(rows, dtype=np.int64), columns)
+        return self._matrix.read(np.asarray(rows, dtype=np.int64), columns).astype(self.dtype, copy=False)
 
     def names(self, columns: Columns) -> NDArray[np.object_]:
         """Names of some variants, without reading those of all where the columns are a slice."""
@@ -191,8 +192,13 @@ def _open_collection(collection: DatasetCollection, name: str, layer: str | None
     if collection.is_empty:
         raise ValueError(f"Genotypes need at least one donor, but the collection {name} is empty.")
     stores = [_from_group(group, f"{group.basename} of {name}", layer) for group in collection]
-    if any(store.n_variants != stores[0].n_variants for store in stores):
-        raise ValueError(f"The datasets of {name} must have the same variants, but differ in their number.")
+    everything = slice(0, stores[0].n_variants)
+    for store in stores[1:]:
+        if store.n_variants != stores[0].n_variants or (store.names(everything) != stores[0].names(everything)).any():
+            raise ValueError(
+                f"All datasets of genotypes must have the same variants in the same order, but those of {store.name} "
+                f"differ from those of {stores[0].name}. Write the collection again from one AnnData."
+            )
     ids = np.concatenate([store.ids for store in stores])
     stack = StackedMatrix([store._matrix for store in stores])
     return GenotypeStore(

@@ -25,6 +25,8 @@ def request_rows(requests: list[slice] | NDArray[np.integer]) -> NDArray[np.int6
     """Row numbers of a load request, in request order."""
     if isinstance(requests, np.ndarray) and np.issubdtype(requests.dtype, np.integer):
         return requests.astype(np.int64, copy=False)
+    if stepped := [run for run in cast("list[slice]", requests) if run.step not in (None, 1)]:
+        raise ValueError(f"Load requests are of contiguous rows, but a sampler asks for {stepped[0]}.")
     runs = [np.arange(run.start, run.stop, dtype=np.int64) for run in cast("list[slice]", requests)]
     return np.concatenate(runs) if runs else np.empty(0, dtype=np.int64)
 

@@ -83,6 +83,8 @@ class SubsetSampler(Sampler):
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         for request in complete_requests(self._sampler, self._rows.size, self._split_rng):
+            if not request["splits"]:
+                continue
             rows = self._rows[request_rows(request["requests"])]
             runs, position = cover_rows(rows)
             yield {"requests": runs, "splits": [position[split] for split in request["splits"]]}
