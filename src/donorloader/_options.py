@@ -107,7 +107,7 @@ class ReadOptions:
             raise ValueError(f"device={device!r} needs to='torch', got to={options['to']!r}.")
         return cls(
             obs_columns=tuple(obs_columns),
-            genotype_memory=parse_memory(genotype_memory),
+            genotype_memory=parse_memory(genotype_memory, "genotype_memory"),
             device=None if device is None else torch.device(device),
             **options,
         )
@@ -125,7 +125,7 @@ class ReadOptions:
         return _WINDOW_BATCHES if not batch_size else max(_DENSE_BATCHES, math.ceil(window_cells / batch_size))
 
 
-def parse_memory(memory: int | str) -> int:
+def parse_memory(memory: int | str, name: str = "memory") -> int:
     """Bytes of a budget such as ``"2GB"`` (binary units, as annbatch reads them) or ``500_000_000``."""
     if isinstance(memory, int) and not isinstance(memory, bool) and memory >= 0:
         return memory
@@ -134,4 +134,4 @@ def parse_memory(memory: int | str) -> int:
             return int(humanfriendly.parse_size(memory, binary=True))
         except humanfriendly.InvalidSize:
             pass
-    raise ValueError(f"A memory budget is a number of bytes or a text like '2GB', got {memory!r}.")
+    raise ValueError(f"{name} must be a number of bytes or a text like '2GB', got {memory!r}.")

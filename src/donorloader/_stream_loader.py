@@ -51,6 +51,13 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         self._next_epoch += 1
         return self._engine.start(self._epoch)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse to be sent to another process: it would run its threads and read all cells there again."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled, as a DataLoader does to send it to workers. It reads ahead on "
+            "threads of its own: use num_workers=0."
+        )
+
     def __len__(self) -> int:
         """Number of batches of a pass."""
         return self._engine.n_batches

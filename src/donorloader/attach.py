@@ -88,7 +88,7 @@ def attach_donor_features(
         raise TypeError(f"attach_donor_features takes an annbatch Loader, got {type(loader).__name__}.")
     store = open_genotypes(G, layer=layer)
     columns = resolve_variants(store, variants)
-    memory = parse_memory(genotype_memory)
+    memory = parse_memory(genotype_memory, "genotype_memory")
     donors = _planned_donors(loader, donor_id_key, obs)
     return _attach(loader, store, columns, memory, donor_id_key, key, donors)
 
