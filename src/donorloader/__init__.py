@@ -3,10 +3,12 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from .attach import attach_donor_features
+from .bag_tensors import bag_reduce, collect_bags, nested_bags, pad_bags, to_torchmil
+from .bags import BagLoader
 from .genotypes import GenotypeStore, open_genotypes
 from .loader import DonorLoader
 from .prepare import prepare
-from .samplers import DonorSampler, SubsetSampler
+from .samplers import BagSampler, DonorSampler, SubsetSampler
 from .study import Study, open_study
 
 try:
@@ -15,13 +17,20 @@ except PackageNotFoundError:  # imported from a source tree that is not installe
     __version__ = "0+unknown"
 
 __all__ = [
+    "BagLoader",
+    "BagSampler",
     "DonorLoader",
     "DonorSampler",
     "GenotypeStore",
     "Study",
     "SubsetSampler",
     "attach_donor_features",
+    "bag_reduce",
+    "collect_bags",
+    "nested_bags",
     "open_genotypes",
     "open_study",
+    "pad_bags",
     "prepare",
+    "to_torchmil",
 ]

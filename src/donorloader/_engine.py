@@ -6,28 +6,26 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 
 from donorloader._buffers import BufferPool
 from donorloader.cells import stream_cells, stream_dense, stream_windows
 from donorloader.genotypes import plan_windows, stream_genotypes
 from donorloader.pipeline import Conveyor, DeviceCopier, Joiner, Pass, join_lanes, silence_csr_warning, to_torch
-from donorloader.samplers import DonorSampler, EpochSampler, SubsetSampler
+from donorloader.samplers import DonorSampler, EpochSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from annbatch.abc import Sampler
 
-    from donorloader._match import DonorMatch
     from donorloader._options import ReadOptions
-    from donorloader.cells import CellBatch, CellSource
-    from donorloader.genotypes import DonorTable, GenotypeBatch
+    from donorloader._tables import Tables
+    from donorloader.cells import CellBatch
+    from donorloader.genotypes import GenotypeBatch
 
 __all__ = ["Engine"]
-
-# Gathered rows that may wait for the loop: enough to stay ahead, however wide the genotypes. Unit: bytes.
-_GATHERED_BYTES = 256 << 20
 
 
 class Engine:
@@ -35,40 +33,34 @@ class Engine:
 
     Parameters
     ----------
-    source
-        The cells.
-    match
-        The donors in use, and where their cells and rows are.
-    table
-        The genotype rows, or `None` for cells only.
+    tables
+        Cells and genotypes, matched.
     sampler
-        Order of the cells in use; samples from these alone.
+        Order of the cells, or of the bags; draws only cells in use.
     seed
         Seed of all passes.
     window_cells
         Cells of a load request, as far as known.
     options
         How batches are read and handed over.
-    device
-        Where tensors go; `None` leaves them on the CPU.
+    add_fields
+        Adds the fields of a batch that only some loaders have, given what the genotype side knows of it.
     """
 
     def __init__(
         self,
-        source: CellSource,
-        match: DonorMatch,
-        table: DonorTable | None,
+        tables: Tables,
         sampler: Sampler,
         *,
         seed: int,
         window_cells: int,
         options: ReadOptions,
-        device: torch.device | None,
+        add_fields: Callable[[dict[str, Any], GenotypeBatch], None] | None = None,
     ):
-        self.source, self.match, self.table, self._options, self._device = source, match, table, options, device
-        if (used := match.keep) is not None:
-            sampler = SubsetSampler(sampler, used)
+        source, match, table = tables.source, tables.match, tables.table
         sampler.validate(source.n_obs)
+        self._source, self._match, self._table, self._options = source, match, table, options
+        self._add_fields = add_fields
         # dense batches are filled one by one from a window in CSR; all other batches are split by annbatch
         self._by_window = options.densify and source.sparse and not options.preload_to_gpu
         self._sampler = EpochSampler(sampler, seed=seed, whole_windows=self._by_window)
@@ -85,7 +77,7 @@ class Engine:
     @property
     def n_batches(self) -> int:
         """Number of batches of a pass."""
-        return self._sampler.n_batches(self.source.n_obs)
+        return self._sampler.n_batches(self._source.n_obs)
 
     def start(self, epoch: int) -> Pass:
         """Begin a pass; its lanes run at once."""
@@ -113,35 +105,34 @@ class Engine:
             self._assemble,
             check=self._options.check,
         )
-        if self._device is None:
+        if self._options.device is None:
             return batches
-        copier = DeviceCopier(self._device)
+        copier = DeviceCopier(self._options.device)
         return copier.finish(conveyor.lane("device", copier.start(batches), capacity=2))
 
     def _cell_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[CellBatch]:
         if not self._by_window:
-            cells = stream_cells(self._loader, self._sampler, epoch, self.source.nodes)
+            cells = stream_cells(self._loader, self._sampler, epoch, self._source.nodes)
             return conveyor.lane("cells", cells, capacity=self._ahead)
         windows = conveyor.lane(
             "cells",
-            stream_windows(self._loader, self._sampler, epoch, self.source.nodes),
+            stream_windows(self._loader, self._sampler, epoch, self._source.nodes),
             capacity=1,
             batches=lambda window: len(window.sizes),
         )
         return conveyor.lane("dense cells", stream_dense(windows, self._pool), capacity=self._ahead)
 
     def _genotype_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[GenotypeBatch]:
-        sampler = DonorSampler(self._sampler.sampler, self.match.codes, seed=self._sampler.seed, epoch=epoch)
-        windows = plan_windows(sampler.sample(self.source.n_obs), self.table, self._pool)
+        sampler = DonorSampler(self._sampler.sampler, self._match.codes, seed=self._sampler.seed, epoch=epoch)
+        windows = plan_windows(sampler.sample(self._source.n_obs), self._table, self._pool)
         ahead = self._ahead
-        if self.table is not None:
-            if not self.table.resident:
+        if self._table is not None:
+            if not self._table.resident:
                 # reading is a lane of its own, so that the next window is read while this one is gathered
                 windows = conveyor.lane("genotype rows", windows, capacity=1, batches=lambda w: len(w[0]["splits"]))
             if self._options.donor_rows == "batch":
-                rows = min(self.match.ids.size, self._sampler.batch_size or self.match.ids.size)
-                ahead = max(2, min(ahead, _GATHERED_BYTES // (rows * self.table.row_bytes)))
-        genotypes = stream_genotypes(windows, self.table, self._pool, self._options.donor_rows)
+                ahead = self._table.batches_ahead(ahead, self._sampler.batch_size)
+        genotypes = stream_genotypes(windows, self._table, self._pool, self._options.donor_rows)
         return conveyor.lane("genotypes", genotypes, capacity=ahead)
 
     def _assemble(self, cells: CellBatch, genotypes: GenotypeBatch) -> dict[str, Any]:
@@ -152,11 +143,14 @@ class Engine:
             "X": X,
             "index": cells.index,
             "obs": None if self._obs is None else self._obs.take(cells.index),
-            "unique_donors": self.match.ids[genotypes.donors],
+            "unique_donors": self._match.ids[genotypes.donors],
             "donor_idx": genotypes.donor_idx,
             "donor_features": genotypes.features,
         }
+        if self._add_fields is not None:
+            self._add_fields(batch, genotypes)
         if self._options.to == "torch":
-            for key in ("X", "index", "donor_idx", "donor_features"):
-                batch[key] = None if batch[key] is None else to_torch(batch[key])
+            for key, value in batch.items():
+                if sp.issparse(value) or (isinstance(value, np.ndarray) and value.dtype != object):
+                    batch[key] = to_torch(value)
         return batch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,7 +48,7 @@ def as_text(values: Any, what: str) -> NDArray[np.object_]:
         text = np.empty(len(values.categories), dtype=object)
         text[used] = as_text(values.categories[used], what)
         return np.asarray(text[values.codes], dtype=object)
-    array = np.asarray(values)
+    array = np.asarray(values, dtype=object if isinstance(values, list | tuple) else None)
     if array.ndim != 1:
         raise ValueError(f"Donor ids must be one-dimensional, but {what} has shape {array.shape}.")
     if array.dtype.kind in "iu":
@@ -109,6 +111,9 @@ def _guess(cells: list[str], genotypes: list[str]) -> str:
         return f"white space around the ids; {rename}."
     if matches({g.casefold() for g in genotypes}, {c.casefold() for c in cells}):
         return f"upper and lower case differ; {rename}."
+    normal = partial(unicodedata.normalize, "NFC")
+    if matches({normal(g) for g in genotypes}, {normal(c) for c in cells}):
+        return f"the same characters are encoded in two ways (Unicode NFC and NFD); {rename}."
     if matches(_tail(g, 0) for g in genotypes):
         return "the cells have the FID of each donor, not the IID; use the IIDs as donor column, or a donor map."
     for separator in "_-:.":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import humanfriendly
 import numpy as np
+import torch
 from annbatch.samplers import RandomSampler, SequentialSampler
 
 from donorloader.samplers import WINDOW_CELLS, choose_geometry
@@ -67,13 +68,21 @@ class ReadOptions:
     missing_donors: Literal["error", "drop", "nan"]
     genotype_memory: int
     to: Literal["torch", "numpy"]
+    device: torch.device | None
     densify: bool
     prefetch: int | None
     preload_to_gpu: bool
     check: bool
 
     @classmethod
-    def checked(cls, *, obs_columns: Sequence[str], genotype_memory: int | str, **options: Any) -> ReadOptions:
+    def checked(
+        cls,
+        *,
+        obs_columns: Sequence[str],
+        genotype_memory: int | str,
+        device: str | torch.device | None,
+        **options: Any,
+    ) -> ReadOptions:
         """Options, or an error that names the wrong one."""
         if isinstance(obs_columns, str):
             raise TypeError(
@@ -88,11 +97,20 @@ class ReadOptions:
             if options[name] not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {options[name]!r}.")
         prefetch = options["prefetch"]
-        if prefetch is not None and (isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0):
+        if prefetch is not None and (
+            isinstance(prefetch, bool) or not isinstance(prefetch, int | np.integer) or prefetch < 0
+        ):
             raise ValueError(f"prefetch must be a number of batches, 0 for no threads, or None, got {prefetch!r}.")
         if options["preload_to_gpu"] and options["to"] != "torch":
             raise ValueError("preload_to_gpu=True yields torch tensors: use to='torch'.")
-        return cls(obs_columns=tuple(obs_columns), genotype_memory=parse_memory(genotype_memory), **options)
+        if device is not None and options["to"] != "torch":
+            raise ValueError(f"device={device!r} needs to='torch', got to={options['to']!r}.")
+        return cls(
+            obs_columns=tuple(obs_columns),
+            genotype_memory=parse_memory(genotype_memory, "genotype_memory"),
+            device=None if device is None else torch.device(device),
+            **options,
+        )
 
     def batches_ahead(self, batch_size: int | None, window_cells: int) -> int:
         """Batches that may wait for the loop.
@@ -107,7 +125,7 @@ class ReadOptions:
         return _WINDOW_BATCHES if not batch_size else max(_DENSE_BATCHES, math.ceil(window_cells / batch_size))
 
 
-def parse_memory(memory: int | str) -> int:
+def parse_memory(memory: int | str, name: str = "memory") -> int:
     """Bytes of a budget such as ``"2GB"`` (binary units, as annbatch reads them) or ``500_000_000``."""
     if isinstance(memory, int) and not isinstance(memory, bool) and memory >= 0:
         return memory
@@ -116,4 +134,4 @@ def parse_memory(memory: int | str) -> int:
             return int(humanfriendly.parse_size(memory, binary=True))
         except humanfriendly.InvalidSize:
             pass
-    raise ValueError(f"A memory budget is a number of bytes or a text like '2GB', got {memory!r}.")
+    raise ValueError(f"{name} must be a number of bytes or a text like '2GB', got {memory!r}.")

@@ -88,7 +88,7 @@ def attach_donor_features(
         raise TypeError(f"attach_donor_features takes an annbatch Loader, got {type(loader).__name__}.")
     store = open_genotypes(G, layer=layer)
     columns = resolve_variants(store, variants)
-    memory = parse_memory(genotype_memory)
+    memory = parse_memory(genotype_memory, "genotype_memory")
     donors = _planned_donors(loader, donor_id_key, obs)
     return _attach(loader, store, columns, memory, donor_id_key, key, donors)
 
@@ -111,7 +111,8 @@ def _attach(
             table = DonorTable(store, columns, _rows_of(store, ids), memory=memory)
             requests = donor_requests(complete_requests(sampler, loader.n_obs, np.random.default_rng(0)), codes)
             planned = stream_genotypes(plan_windows(requests, table, pool), table, pool, "batch")
-            lane = conveyor.lane("genotypes", planned, capacity=_BATCHES_AHEAD)
+            ahead = table.batches_ahead(_BATCHES_AHEAD, sampler.batch_size)
+            lane = conveyor.lane("genotypes", planned, capacity=ahead)
         for batch in loader:
             texts = _batch_donors(batch["obs"], donor_id_key)
             if lane is None:

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
-
-import numpy as np
-import pandas as pd
-import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from typing import TYPE_CHECKING, Any, Literal
 
 from donorloader._engine import Engine
-from donorloader._match import match_donors
 from donorloader._options import ReadOptions, SamplingOptions
-from donorloader.cells import is_donor_data, open_cells, select_cells
-from donorloader.genotypes import DonorTable, GenotypeStore, open_genotypes, resolve_variants
-from donorloader.study import Study, is_study, open_study
+from donorloader._stream_loader import StreamLoader, check_seed
+from donorloader._tables import open_tables
+from donorloader.samplers import SubsetSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
+    import torch
     from annbatch.abc import Sampler
-    from numpy.typing import NDArray
 
 __all__ = ["DonorLoader"]
 
 
-class DonorLoader(IterableDataset[dict[str, Any]]):
+class DonorLoader(StreamLoader):
     """Stream shuffled cells together with the genotypes of their donors.
 
     Cells are read by annbatch on one thread. On another, a replica of the same sampler says which donors the coming
@@ -155,22 +147,18 @@ class DonorLoader(IterableDataset[dict[str, Any]]):
         preload_to_gpu: bool = False,
         check: bool = True,
     ):
-        super().__init__()
         options = ReadOptions.checked(
             obs_columns=obs_columns,
             donor_rows=donor_rows,
             missing_donors=missing_donors,
             genotype_memory=genotype_memory,
             to=to,
+            device=device,
             densify=densify,
             prefetch=prefetch,
             preload_to_gpu=preload_to_gpu,
             check=check,
         )
-        if device is not None and to != "torch":
-            raise ValueError(f"device={device!r} needs to='torch', got to={to!r}.")
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise ValueError(f"seed must be an integer of at least 0, got {seed!r}.")
         sampling = SamplingOptions(
             batch_size=batch_size,
             shuffle=shuffle,
@@ -178,125 +166,20 @@ class DonorLoader(IterableDataset[dict[str, Any]]):
             chunk_size=chunk_size,
             preload_nchunks=preload_nchunks,
         )
+        seed = check_seed(seed)
         sampler, window_cells = sampling.make(batch_sampler)
-        cells, genotypes, donor_key = _resolve_sources(cells, genotypes, donor_key)
-
-        source = open_cells(cells)
-        codes, ids = source.donors(donor_key or source.donor_key or "donor_id")
-        keep = select_cells(source, codes, ids, cells_query=cells_query, donors=donors)
-        self._owns_store = not isinstance(genotypes, GenotypeStore)
-        self._store = None if genotypes is None else open_genotypes(genotypes, layer=genotype_layer)
-        if self._store is None and (variants is not None or genotype_layer is not None):
-            raise ValueError("variants and genotype_layer choose among genotypes, but genotypes is None.")
-        match = match_donors(codes, ids, keep, None if self._store is None else self._store.ids, missing_donors)
-        table = None
-        if self._store is not None and match.rows is not None:
-            columns = resolve_variants(self._store, variants)
-            table = DonorTable(
-                self._store, columns, match.rows, memory=options.genotype_memory, nan=missing_donors == "nan"
-            )
-        self._engine = Engine(
-            source,
-            match,
-            table,
-            sampler,
-            seed=int(seed),
-            window_cells=window_cells,
-            options=options,
-            device=None if device is None else torch.device(device),
+        tables = open_tables(
+            cells,
+            genotypes,
+            donor_key=donor_key,
+            donors=donors,
+            cells_query=cells_query,
+            variants=variants,
+            missing_donors=missing_donors,
+            genotype_layer=genotype_layer,
+            genotype_memory=options.genotype_memory,
         )
-        self._epoch, self._next_epoch = 0, 0
-        self._closed = False
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Begin a new pass: the next epoch."""
-        if self._closed:
-            raise ValueError("This loader is closed. Make a new one to iterate again.")
-        if get_worker_info() is not None:
-            raise RuntimeError(
-                "DonorLoader has threads of its own and cannot run in the workers of a DataLoader, where each would "
-                "yield all cells again. Use num_workers=0."
-            )
-        self._epoch = self._next_epoch
-        self._next_epoch += 1
-        return self._engine.start(self._epoch)
-
-    def __repr__(self) -> str:
-        table = self._engine.table
-        cells = f"{self.n_obs:,} cells × {self.var_names.size:,} genes"
-        variants = "" if table is None else f" × {table.n_variants:,} variants"
-        return f"DonorLoader({cells}, {self.donors.size:,} donors{variants}, {len(self):,} batches)"
-
-    def __len__(self) -> int:
-        """Number of batches of a pass."""
-        return self._engine.n_batches
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass; the passes after it count on from there."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
-            raise ValueError(f"epoch must be an integer of at least 0, got {epoch!r}.")
-        self._epoch = self._next_epoch = int(epoch)
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the pass that was begun last; before any, of the one to come."""
-        return self._epoch
-
-    @property
-    def n_obs(self) -> int:
-        """Number of cells in use, after `donors`, `cells_query` and ``missing_donors="drop"``."""
-        return int((self._engine.match.codes >= 0).sum())
-
-    @property
-    def donors(self) -> NDArray[np.object_]:
-        """(n_donors,) ids of the donors in use, sorted as text."""
-        return self._engine.match.ids
-
-    @property
-    def var_names(self) -> NDArray[np.object_]:
-        """(n_genes,) names of the columns of ``X``."""
-        return self._engine.source.var_names
-
-    @property
-    def variant_names(self) -> NDArray[np.object_] | None:
-        """(n_variants,) names of the columns of ``donor_features``; `None` without genotypes."""
-        table = self._engine.table
-        return None if table is None else table.store.names(table.columns)
-
-    def timings(self) -> pd.DataFrame:
-        """Where the time of the last pass went, per lane. Unit: seconds.
-
-        ``work``: making its items. ``blocked``: waiting for room, i.e. for a slower reader. ``waited_for``: time that
-        its reader waited for it: the lane to look at, where the loop is slow.
-        """
-        return pd.DataFrame.from_dict(self._engine.seconds, orient="index", columns=["work", "blocked", "waited_for"])
-
-    def close(self) -> None:
-        """End all passes and their threads, and close the files that this loader opened. Safe to call again."""
-        self._closed = True
-        self._engine.close()
-        if self._store is not None and self._owns_store:
-            self._store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-
-def _resolve_sources(cells: Any, genotypes: Any, donor_key: str | None) -> tuple[Any, Any, str | None]:
-    """Cells, genotypes and donor column, where a study or a DonorData brings several of them."""
-    if isinstance(cells, str | os.PathLike) and is_study(cells):
-        cells = open_study(cells)
-    if isinstance(cells, Study):
-        brought = cells.genotypes
-        donor_key, cells_path = donor_key or cells.donor_key, cells.cells
-        return cells_path, brought if genotypes is None else genotypes, donor_key
-    if isinstance(cells, os.PathLike):
-        cells = Path(cells)
-    if genotypes is None and is_donor_data(cells):
-        return cells, cells.G, donor_key
-    if genotypes is None and isinstance(cells, str | Path) and str(cells).rstrip("/").endswith(".dd.zarr"):
-        return cells, cells, donor_key
-    return cells, genotypes, donor_key
+        if (used := tables.match.keep) is not None:
+            sampler = SubsetSampler(sampler, used)
+        engine = Engine(tables, sampler, seed=seed, window_cells=window_cells, options=options)
+        super().__init__(tables, engine)

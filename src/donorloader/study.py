@@ -31,6 +31,8 @@ class Study:
         Path of the annbatch collection of the cells.
     genotypes
         Path of the donors × variants store, or `None` in a study of cells alone.
+    bags
+        Path of the collection of the same cells grouped by donor, or `None` in a study without.
     meta
         All of ``study.json``: sources, settings, versions, report.
     """
@@ -39,6 +41,7 @@ class Study:
     donor_key: str
     cells: Path
     genotypes: Path | None
+    bags: Path | None
     meta: dict[str, Any] = field(repr=False)
 
 
@@ -87,7 +90,8 @@ def open_study(path: str | PathLike[str]) -> Study:
         raise ValueError(f"{str(file)!r} lacks {missing}. Prepare the study again.")
     cells = folder / meta["cells"]
     genotypes = None if meta.get("genotypes") is None else folder / meta["genotypes"]
-    for store in (cells, genotypes):
+    bags = None if meta.get("bags") is None else folder / meta["bags"]
+    for store in (cells, genotypes, bags):
         if store is not None and not store.exists():
             raise FileNotFoundError(f"{str(file)!r} names the store {str(store)!r}, which does not exist.")
-    return Study(folder, meta["donor_key"], cells, genotypes, meta)
+    return Study(folder, meta["donor_key"], cells, genotypes, bags, meta)

@@ -1,7 +1,7 @@
 """How the cell side opens: collection, AnnData, DonorData → annbatch.Loader, donor codes, obs. Knows no genotypes."""
 
 from ._obs import select_cells
-from ._open import is_donor_data, open_cells
+from ._open import is_donor_data, is_stored_donor_data, open_cells
 from ._source import CellSource
 from ._stream import CellBatch, CellWindow, stream_cells, stream_dense, stream_windows
 
@@ -10,6 +10,7 @@ __all__ = [
     "CellSource",
     "CellWindow",
     "is_donor_data",
+    "is_stored_donor_data",
     "open_cells",
     "select_cells",
     "stream_cells",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ._raw import RawCells, RawMatrix
 
-__all__ = ["common_dtype", "donors_as_text", "harmonise_obs", "rename_donors", "union_of_genes"]
+__all__ = ["categories_as_text", "common_dtype", "donors_as_text", "harmonise_obs", "rename_donors", "union_of_genes"]
 
 # Rows read at once to see whether values fit float32.
 _SCAN_ROWS = 1000
@@ -218,7 +218,28 @@ def _one_categorical(parts: list[pd.Categorical]) -> list[pd.Categorical]:
         return parts
     levels = [level for part in parts for level in part.categories]
     if not all(isinstance(level, int | float | np.number) and not isinstance(level, bool) for level in levels):
-        parts = [pd.Categorical(pd.Series(part).map(str, na_action="ignore")) for part in parts]
+        parts = [categories_as_text(part) for part in parts]
         levels = [str(level) for level in levels]  # those without cells too
-    union = sorted(set(levels))
-    return [pd.Categorical(part, categories=union) for part in parts]
+    order = _common_order([list(part.categories) for part in parts]) if all(p.ordered for p in parts) else None
+    union = sorted(set(levels)) if order is None else order
+    return [pd.Categorical(part, categories=union, ordered=order is not None) for part in parts]
+
+
+def categories_as_text(values: pd.Categorical) -> pd.Categorical:
+    """A categorical with the same values as text; categories that are one as text become one."""
+    codes, texts = pd.factorize(np.array(list(map(str, values.categories)), dtype=object))
+    table = np.append(codes, -1)  # the last entry is that of missing values, whose code is -1
+    return pd.Categorical.from_codes(
+        table[values.codes], categories=pd.Index(texts, dtype=object), ordered=values.ordered
+    )
+
+
+def _common_order(orders: list[list[Any]]) -> list[Any] | None:
+    """The longest of several orders, if all others are parts of it; else there is no one order, and `None`."""
+    longest = max(orders, key=len)
+    position = {level: i for i, level in enumerate(longest)}
+    for order in orders:
+        places = [position.get(level, -1) for level in order]
+        if -1 in places or places != sorted(places):
+            return None
+    return longest

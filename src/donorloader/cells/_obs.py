@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tokenize import TokenError
+import re
+from io import StringIO
+from tokenize import NAME, TokenError, generate_tokens
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,10 +73,19 @@ def select_cells(
     return keep
 
 
+def _words(query: str) -> set[str]:
+    """Names in a query: those of Python, and those in backticks. Text in quotes is none."""
+    quoted = re.findall(r"`([^`]+)`", query)
+    plain = re.sub(r"`[^`]+`", " ", query)
+    tokens = generate_tokens(StringIO(plain).readline)
+    return {*quoted, *(token.string for token in tokens if token.type == NAME)}
+
+
 def _query(source: CellSource, query: str) -> NDArray[np.bool_]:
-    names = dict.fromkeys(c for dataset in source.datasets for c in dataset.columns if c in query)
-    frame = source.obs(list(names))
     try:
+        words = _words(query)
+        names = dict.fromkeys(c for dataset in source.datasets for c in dataset.columns if c in words)
+        frame = source.obs(list(names))
         mask = frame.eval(query)
     except pd.errors.UndefinedVariableError as error:
         columns = shorten(source.datasets[0].columns, 12)

@@ -19,12 +19,20 @@ from ._source import CellSource, Dataset
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["is_donor_data", "open_cells"]
+__all__ = ["is_donor_data", "is_stored_donor_data", "open_cells"]
 
 
 def is_donor_data(source: Any) -> bool:
     """Whether an object looks like cellink's ``DonorData``: it has `G`, `C` and `donor_id`."""
     return all(hasattr(source, name) for name in ("G", "C", "donor_id"))
+
+
+def is_stored_donor_data(path: str | Path) -> bool:
+    """Whether a path is that of a DonorData in zarr, whatever its name."""
+    try:
+        return bool(zarr.open_group(str(path), mode="r").attrs.get("encoding-type") == "donordata")
+    except (OSError, ValueError):  # not a zarr group; opening it as cells says what it lacks
+        return False
 
 
 def open_cells(cells: Any) -> CellSource:

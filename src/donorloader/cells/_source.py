@@ -14,6 +14,8 @@ from pandas.api.types import union_categoricals
 
 from donorloader._ids import as_text, shorten
 
+from ._harmonise import categories_as_text
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -141,6 +143,7 @@ class CellSource:
             if same:
                 codes = np.concatenate([part.codes for part in parts])
                 return pd.Series(pd.Categorical.from_codes(codes, dtype=parts[0].dtype), name=name)
+            parts = _alike(parts)
             return pd.Series(union_categoricals(parts, sort_categories=_sortable(parts), ignore_order=True), name=name)
         series = [pd.Series(np.asarray(p) if isinstance(p, pd.Categorical) else p) for p in parts]
         return pd.concat(series, ignore_index=True).rename(name)
@@ -177,8 +180,9 @@ class CellSource:
             if isinstance(values, pd.Categorical):
                 codes, levels = np.asarray(values.codes), values.categories
             else:
-                if pd.isna(values).any() or np.asarray(values).dtype.kind in "fbc":
-                    as_text(values, what)  # raises, naming the rows
+                # others would be merged with integers and texts of the same value before they are seen to be wrong
+                if pd.api.types.infer_dtype(values, skipna=False) not in ("string", "integer"):
+                    values = as_text(values, what)
                 codes, levels = pd.factorize(pd.Series(values))
             if (missing := codes < 0).any():
                 as_text(pd.Categorical.from_codes(np.where(missing, -1, 0), categories=["donor"]), what)  # raises
@@ -202,6 +206,13 @@ def _types(X: Any) -> tuple[str, ...]:
     if sp.issparse(X):
         return "CSR", X.data.dtype.name, X.indices.dtype.name
     return "dense", np.dtype(X.dtype).name
+
+
+def _alike(parts: list[pd.Categorical]) -> list[pd.Categorical]:
+    """Categoricals whose categories are of one type: where they are not, as text."""
+    if len({part.categories.dtype for part in parts}) == 1:
+        return parts
+    return [categories_as_text(part) for part in parts]
 
 
 def _sortable(parts: list[pd.Categorical]) -> bool:

@@ -51,6 +51,7 @@ class GenotypeStore:
         ids: NDArray[np.object_],
         read_var: Callable[[], pd.DataFrame],
         read_names: Callable[[Columns], NDArray[np.object_]],
+        read_obs: Callable[[], pd.DataFrame],
         close: Callable[[], None] | None = None,
     ):
         if matrix.shape[0] != ids.size:
@@ -71,16 +72,18 @@ class GenotypeStore:
         self.ids = ids
         self.shape = matrix.shape
         self.n_variants = matrix.shape[1]
-        self.dtype = matrix.dtype
+        self.dtype = matrix.dtype.newbyteorder("=")  # torch knows no other
         self._matrix = matrix
         self._read_var = read_var
         self._read_names = read_names
+        self._read_obs = read_obs
         self._close = close
 
     @property
     def in_memory(self) -> NDArray[Any] | None:
         """The whole matrix where it is a numpy array already, so that nobody holds it twice."""
-        return self._matrix.array if isinstance(self._matrix, MemoryMatrix) else None
+        matrix = self._matrix
+        return matrix.array if isinstance(matrix, MemoryMatrix) and matrix.dtype == self.dtype else None
 
     def read(self, rows: NDArray[np.int64], columns: Columns) -> NDArray[Any]:
         """Genotypes of some donors.
@@ -96,7 +99,7 @@ class GenotypeStore:
         -------
         C-contiguous (len(rows), n_columns) array of `dtype`.
         """
-        return self._matrix.read(np.asarray(rows, dtype=np.int64), columns)
+        return self._matrix.read(np.asarray(rows, dtype=np.int64), columns).astype(self.dtype, copy=False)
 
     def names(self, columns: Columns) -> NDArray[np.object_]:
         """Names of some variants, without reading those of all where the columns are a slice."""
@@ -105,6 +108,10 @@ class GenotypeStore:
     def var(self) -> pd.DataFrame:
         """Annotation of all variants."""
         return self._read_var()
+
+    def obs(self) -> pd.DataFrame:
+        """Annotation of all donors, one row per donor, in order of `ids`."""
+        return self._read_obs()
 
     def close(self) -> None:
         """Close the files that this store has opened."""
@@ -185,11 +192,18 @@ def _open_collection(collection: DatasetCollection, name: str, layer: str | None
     if collection.is_empty:
         raise ValueError(f"Genotypes need at least one donor, but the collection {name} is empty.")
     stores = [_from_group(group, f"{group.basename} of {name}", layer) for group in collection]
-    if any(store.n_variants != stores[0].n_variants for store in stores):
-        raise ValueError(f"The datasets of {name} must have the same variants, but differ in their number.")
+    everything = slice(0, stores[0].n_variants)
+    for store in stores[1:]:
+        if store.n_variants != stores[0].n_variants or (store.names(everything) != stores[0].names(everything)).any():
+            raise ValueError(
+                f"All datasets of genotypes must have the same variants in the same order, but those of {store.name} "
+                f"differ from those of {stores[0].name}. Write the collection again from one AnnData."
+            )
     ids = np.concatenate([store.ids for store in stores])
     stack = StackedMatrix([store._matrix for store in stores])
-    return GenotypeStore(name, stack, ids, stores[0].var, stores[0].names)
+    return GenotypeStore(
+        name, stack, ids, stores[0].var, stores[0].names, lambda: pd.concat([store.obs() for store in stores])
+    )
 
 
 def _from_anndata(adata: ad.AnnData, layer: str | None) -> GenotypeStore:
@@ -200,7 +214,9 @@ def _from_anndata(adata: ad.AnnData, layer: str | None) -> GenotypeStore:
     X = adata.X if layer is None else adata.layers[layer]
     names = _text(adata.var_names)
     ids = as_text(adata.obs_names, f"obs_names of {name}")
-    return GenotypeStore(name, _matrix(X, name), ids, lambda: adata.var, lambda columns: names[columns])
+    return GenotypeStore(
+        name, _matrix(X, name), ids, lambda: adata.var, lambda columns: names[columns], lambda: adata.obs
+    )
 
 
 def _from_group(group: Any, name: str, layer: str | None, close: Callable[[], None] | None = None) -> GenotypeStore:
@@ -221,7 +237,9 @@ def _from_group(group: Any, name: str, layer: str | None, close: Callable[[], No
             return _text(values)
         return _text(ad.io.read_elem(index))[columns]
 
-    return GenotypeStore(name, _matrix(X, name), ids, lambda: ad.io.read_elem(var), read_names, close)
+    return GenotypeStore(
+        name, _matrix(X, name), ids, lambda: ad.io.read_elem(var), read_names, lambda: ad.io.read_elem(obs), close
+    )
 
 
 def _matrix(X: Any, name: str) -> Matrix:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -34,12 +34,15 @@ class GenotypeBatch:
         (n_donors, n_variants) genotypes, or `None` without a store. The same object for all batches that share it.
     donor_idx
         (n_cells,) int64, the row of `features` of each cell.
+    bags
+        (n_bags,) int64, the bags of the batch, one per row of `features`; `None` where batches are not of bags.
     """
 
     donors: NDArray[np.int64]
     rows: NDArray[np.int64] | None
     features: NDArray[Any] | None
     donor_idx: NDArray[np.int64]
+    bags: NDArray[np.int64] | None
 
 
 def plan_windows(
@@ -64,11 +67,12 @@ def stream_genotypes(
         donors, features = request["requests"], None
         if donor_rows == "window" and window is not None:
             features = window.gather(np.arange(donors.size), pool)
-        for split, donor_idx in zip(request["splits"], request["donor_idx"], strict=True):
+        bags: Sequence[Any] = request["bags"] or [None] * len(request["splits"])
+        for split, donor_idx, in_bags in zip(request["splits"], request["donor_idx"], bags, strict=True):
             if donor_rows == "window":
                 batch, index = donors, split[donor_idx]
             else:
                 batch, index = donors[split], donor_idx
                 features = None if window is None else window.gather(split, pool)
             rows = None if table is None else table.rows[batch]
-            yield GenotypeBatch(batch, rows, features, index)
+            yield GenotypeBatch(batch, rows, features, index, in_bags)

@@ -95,6 +95,11 @@ class DonorTable:
         self._slots = np.arange(rows.size, dtype=np.int64)
         self._have = np.zeros(rows.size, dtype=bool)
 
+    def batches_ahead(self, wanted: int, batch_size: int | None) -> int:
+        """How many batches of gathered rows may wait: enough to stay ahead, within a budget however wide they are."""
+        rows = min(self.rows.size, batch_size or self.rows.size)
+        return max(2, min(wanted, _GATHERED_BYTES // (rows * self.row_bytes)))
+
     def window(self, donors: NDArray[np.int64], previous: WindowTable | None, pool: BufferPool) -> WindowTable:
         """Rows of the given donor codes (ascending), read where they are not at hand."""
         if self.resident:
@@ -130,4 +135,6 @@ class DonorTable:
             values[slots[piece]] = self.store.read(rows[piece], self.columns)
 
 
+# Read at once into a copy, and gathered rows that may wait for the loop. Unit: bytes.
 _READ_BYTES = 64 << 20
+_GATHERED_BYTES = 256 << 20

@@ -1,5 +1,6 @@
 """WHICH rows, in what order: pure functions of (data, settings, seed, epoch). No I/O, no threads."""
 
+from ._bag import BagRequest, BagSampler
 from ._donor import DonorRequest, DonorSampler, donor_requests
 from ._epoch import EpochSampler
 from ._geometry import WINDOW_CELLS, Geometry, choose_geometry
@@ -9,6 +10,8 @@ from ._subset import SubsetSampler
 
 __all__ = [
     "WINDOW_CELLS",
+    "BagRequest",
+    "BagSampler",
     "DonorRequest",
     "DonorSampler",
     "EpochSampler",

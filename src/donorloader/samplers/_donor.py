@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 from annbatch.abc import Sampler
@@ -31,12 +31,16 @@ class DonorRequest(TypedDict):
         Per batch, (n_donors,) int64: positions in `requests` of the batch's distinct donors, ascending.
     donor_idx
         Per batch, (n_cells,) int64: position in the batch's split of each cell's donor, so that cell j of batch b is
-        of donor ``requests[splits[b][donor_idx[b][j]]]``.
+        of donor ``requests[splits[b][donor_idx[b][j]]]``. Where batches are of bags, `splits` has one entry per bag,
+        in order of the bags, and this is the bag of each cell.
+    bags
+        Per batch, (n_bags,) int64: the bags, as the sampler numbers them; `None` where batches are not of bags.
     """
 
     requests: NDArray[np.int64]
     splits: list[NDArray[np.int64]]
     donor_idx: list[NDArray[np.int64]]
+    bags: list[NDArray[np.int64]] | None
 
 
 class DonorSampler(Sampler):
@@ -133,12 +137,26 @@ def donor_requests(requests: Iterable[LoadRequest], codes: NDArray[Any]) -> Iter
             raise ValueError("The sampler draws a cell that is not selected (its donor code is -1).")
         donors, position = _distinct(drawn, n_donors)
         batches = np.split(position, np.cumsum([len(split) for split in request["splits"]])[:-1])
-        pairs = [_distinct(batch, donors.size) for batch in batches]
+        offsets = cast("dict[str, Any]", request).get("offsets")
+        if offsets is None:
+            pairs = [_distinct(batch, donors.size) for batch in batches]
+        else:
+            pairs = [_by_bag(batch, bounds) for batch, bounds in zip(batches, offsets, strict=True)]
         yield {
             "requests": donors,
-            "splits": [distinct for distinct, _ in pairs],
+            "splits": [split for split, _ in pairs],
             "donor_idx": [index for _, index in pairs],
+            "bags": cast("dict[str, Any]", request).get("bags"),
         }
+
+
+def _by_bag(position: NDArray[np.int64], offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Donor of each bag, and bag of each cell."""
+    split = position[offsets[:-1]]
+    bag = np.repeat(np.arange(split.size), np.diff(offsets))
+    if not np.array_equal(split[bag], position):
+        raise ValueError("A bag may hold cells of one donor only, but the sampler draws one with cells of several.")
+    return split, bag
 
 
 def _distinct(codes: NDArray[Any], n_codes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

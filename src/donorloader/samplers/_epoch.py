@@ -97,7 +97,7 @@ class EpochSampler(Sampler):
             if sizes is not None:
                 sizes.append([len(split) for split in splits])
             if self._whole_windows:
-                yield {"requests": request["requests"], "splits": [np.concatenate(splits)]}
+                yield {**request, "splits": [np.concatenate(splits)]}
             else:
                 yield request
 

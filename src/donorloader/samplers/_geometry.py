@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 __all__ = ["WINDOW_CELLS", "Geometry", "choose_geometry"]
 
 # annbatch reads a window of `preload_nchunks` chunks at once. 64 cells a chunk match the on-disk chunks that annbatch
@@ -39,7 +41,7 @@ def choose_geometry(batch_size: int, chunk_size: int | None = None, preload_nchu
         If a size is below 1, or the two given sizes do not make whole batches; the message proposes some that do.
     """
     for name, value in (("batch_size", batch_size), ("chunk_size", chunk_size), ("preload_nchunks", preload_nchunks)):
-        if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
     if chunk_size is not None and preload_nchunks is not None:
         if (chunk_size * preload_nchunks) % batch_size:

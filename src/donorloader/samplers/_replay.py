@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,8 +33,9 @@ def replica[S: Sampler](sampler: S, *, seed: int, epoch: int) -> S:
     """A copy of a sampler in which every random generator starts from (seed, epoch).
 
     All generators that the sampler reaches count, also those of samplers that it wraps: numpy's `Generator` and
-    `RandomState`, and :class:`random.Random`. The k-th of them, in the order in which a deep copy meets them, gets
-    stream k; one that is shared stays shared.
+    `RandomState`, :class:`random.Random`, and torch's `Generator`. The k-th of them, in the order in which a deep copy
+    meets them, gets stream k; one that is shared stays shared. A sampler that keeps count of epochs in another way is
+    told by its `set_epoch`, where it has one.
 
     Raises
     ------
@@ -47,28 +48,34 @@ def replica[S: Sampler](sampler: S, *, seed: int, epoch: int) -> S:
     except TypeError as error:
         raise TypeError(
             f"Cells and genotypes each follow their own copy of the sampler, but {type(sampler).__name__} cannot be "
-            f"copied ({error}). Give it a `__deepcopy__`, or hold open files and locks elsewhere."
+            f"copied ({error}). Give it a `__deepcopy__` that passes `memo` on, or hold files and locks elsewhere."
         ) from error
     # memo maps the id of each original to its copy, in the order met; a set would lose that order
-    generators = [
-        v for v in memo.values() if isinstance(v, np.random.Generator | np.random.RandomState | random.Random)
-    ]
-    for stream, generator in enumerate(generators, start=1):
+    for stream, generator in enumerate((v for v in memo.values() if _is_generator(v)), start=1):
         _restart(generator, seed, epoch, stream)
+    if callable(set_epoch := getattr(twin, "set_epoch", None)):
+        set_epoch(epoch)
     return twin
 
 
-def _restart(
-    generator: np.random.Generator | np.random.RandomState | random.Random, seed: int, epoch: int, stream: int
-) -> None:
+def _is_generator(value: object) -> bool:
+    if isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
+        return True
+    # by name, as samplers know no torch
+    return type(value).__module__.startswith("torch") and hasattr(value, "manual_seed")
+
+
+def _restart(generator: Any, seed: int, epoch: int, stream: int) -> None:
     sequence = np.random.SeedSequence(entropy=seed, spawn_key=(epoch, stream))
     if isinstance(generator, random.Random):
         generator.seed(int.from_bytes(sequence.generate_state(8).tobytes(), "little"))
     elif isinstance(generator, np.random.RandomState):
         generator.seed(sequence.generate_state(8))
-    else:
+    elif isinstance(generator, np.random.Generator):
         bits = generator.bit_generator
         bits.state = type(bits)(sequence).state
+    else:
+        generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
 
 def replay(sampler: Sampler, n_obs: int, *, seed: int, epoch: int) -> Iterator[LoadRequest]:

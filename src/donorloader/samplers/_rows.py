@@ -13,13 +13,20 @@ if TYPE_CHECKING:
     from annbatch.types import LoadRequest
     from numpy.typing import NDArray
 
-__all__ = ["complete_requests", "request_rows", "split_evenly"]
+__all__ = ["complete_requests", "cover_rows", "request_rows", "split_evenly"]
+
+# Largest gaps to read across, tried in turn. A chunk is decoded whole for one row of it, so rows of one chunk are
+# read in one piece, as long as no more than `_MAX_COVER` times the wanted rows are held.
+_GAPS = (64, 16, 4)
+_MAX_COVER = 4
 
 
 def request_rows(requests: list[slice] | NDArray[np.integer]) -> NDArray[np.int64]:
     """Row numbers of a load request, in request order."""
     if isinstance(requests, np.ndarray) and np.issubdtype(requests.dtype, np.integer):
         return requests.astype(np.int64, copy=False)
+    if stepped := [run for run in cast("list[slice]", requests) if run.step not in (None, 1)]:
+        raise ValueError(f"Load requests are of contiguous rows, but a sampler asks for {stepped[0]}.")
     runs = [np.arange(run.start, run.stop, dtype=np.int64) for run in cast("list[slice]", requests)]
     return np.concatenate(runs) if runs else np.empty(0, dtype=np.int64)
 
@@ -71,7 +78,7 @@ def complete_requests(sampler: Sampler, n_obs: int, rng: np.random.Generator) ->
                         f"gives position {int(np.max(split))}."
                     )
             # annbatch yields an empty batch for an empty split; nothing could be learnt from it
-            yield {"requests": request["requests"], "splits": [np.asarray(s) for s in splits if len(s)]}
+            yield {**request, "splits": [np.asarray(s) for s in splits if len(s)]}
     finally:
         if (close := getattr(requests, "close", None)) is not None:
             close()
@@ -84,3 +91,24 @@ def _default_splits(sampler: Sampler, n_rows: int, rng: np.random.Generator) -> 
         )
     positions = rng.permutation(n_rows) if sampler.shuffle else np.arange(n_rows)
     return split_evenly(positions, sampler.batch_size)
+
+
+def cover_rows(rows: NDArray[np.int64]) -> tuple[list[slice], NDArray[np.int64]]:
+    """Contiguous runs that contain all rows, and the position of each row in their concatenation.
+
+    Rows are read fastest in ascending order; a run begins anew wherever they descend.
+    """
+    steps = np.diff(rows)
+    for gap in _GAPS:
+        bridged = (steps > 1) & (steps <= gap)
+        if rows.size + int((steps[bridged] - 1).sum()) <= _MAX_COVER * rows.size:
+            break
+    else:
+        gap = 1
+    first = np.concatenate([[0], np.flatnonzero((steps < 1) | (steps > gap)) + 1])
+    last = np.concatenate([first[1:] - 1, [rows.size - 1]])
+    starts, stops = rows[first], rows[last] + 1
+    offsets = np.cumsum(stops - starts) - (stops - starts)
+    run = np.repeat(np.arange(first.size), last - first + 1)
+    position = offsets[run] + rows - starts[run]
+    return [slice(int(a), int(b)) for a, b in zip(starts, stops, strict=True)], position

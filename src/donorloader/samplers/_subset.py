@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from annbatch.abc import Sampler
 
-from ._rows import complete_requests, request_rows
+from ._rows import complete_requests, cover_rows, request_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["SubsetSampler"]
-
-# Largest gaps to read across, tried in turn. A chunk is decoded whole for one row of it, so rows of one chunk are
-# read in one piece, as long as no more than `_MAX_COVER` times the wanted rows are held.
-_GAPS = (64, 16, 4)
-_MAX_COVER = 4
 
 
 class SubsetSampler(Sampler):
@@ -88,24 +83,8 @@ class SubsetSampler(Sampler):
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         for request in complete_requests(self._sampler, self._rows.size, self._split_rng):
+            if not request["splits"]:
+                continue
             rows = self._rows[request_rows(request["requests"])]
-            runs, position = _cover(rows)
+            runs, position = cover_rows(rows)
             yield {"requests": runs, "splits": [position[split] for split in request["splits"]]}
-
-
-def _cover(rows: NDArray[np.int64]) -> tuple[list[slice], NDArray[np.int64]]:
-    """Contiguous runs that contain all rows, and the position of each row in their concatenation."""
-    steps = np.diff(rows)
-    for gap in _GAPS:
-        bridged = (steps > 1) & (steps <= gap)
-        if rows.size + int((steps[bridged] - 1).sum()) <= _MAX_COVER * rows.size:
-            break
-    else:
-        gap = 1
-    first = np.concatenate([[0], np.flatnonzero((steps < 1) | (steps > gap)) + 1])
-    last = np.concatenate([first[1:] - 1, [rows.size - 1]])
-    starts, stops = rows[first], rows[last] + 1
-    offsets = np.cumsum(stops - starts) - (stops - starts)
-    run = np.repeat(np.arange(first.size), last - first + 1)
-    position = offsets[run] + rows - starts[run]
-    return [slice(int(a), int(b)) for a, b in zip(starts, stops, strict=True)], position

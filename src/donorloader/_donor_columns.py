@@ -1,0 +1,155 @@
+"""Columns that tell something of a donor, or a bag: labels, covariates, what to balance by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from donorloader._ids import as_text, duplicates, shorten
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from donorloader._tables import Tables
+
+__all__ = ["BagColumn", "bag_codes", "bag_column"]
+
+
+class BagColumn:
+    """A value for each bag, as numbers.
+
+    Attributes
+    ----------
+    name
+        Of the column.
+    values
+        (n_bags,) float32 of a numeric column, or int64 codes of a categorical one.
+    categories
+        (n_categories,) what the codes stand for; `None` for a numeric column.
+    """
+
+    def __init__(self, name: str, values: pd.Series):
+        self.name = name
+        if values.isna().any():
+            missing = values.index[values.isna()]
+            raise ValueError(
+                f"Every bag needs a value of {name!r}, but {len(missing):,} have none: {shorten(missing)}. Fill these "
+                "in, or leave the donors out with donors=…"
+            )
+        self.categories: NDArray[np.object_] | None = None
+        if isinstance(values.dtype, pd.CategoricalDtype) or not pd.api.types.is_numeric_dtype(values.dtype):
+            categorical = pd.Categorical(values) if values.dtype != bool else pd.Categorical(values.astype(str))
+            self.values = categorical.codes.astype(np.int64)
+            self.categories = np.asarray(categorical.categories, dtype=object)
+        elif pd.api.types.is_bool_dtype(values.dtype):
+            self.values = values.to_numpy(dtype=np.int64)
+            self.categories = np.array([False, True], dtype=object)
+        else:
+            self.values = values.to_numpy(dtype=np.float32)
+
+
+def bag_codes(tables: Tables, bag_by: list[str] | None) -> tuple[NDArray[np.int64], list[Any], NDArray[np.int64]]:
+    """Which bag each cell is in.
+
+    Parameters
+    ----------
+    tables
+        The cells in use.
+    bag_by
+        Columns of ``obs`` whose combinations make bags, the donor column among them; `None` for the donor alone.
+
+    Returns
+    -------
+    codes
+        (n_cells,) int64 bag of each cell, -1 for cells not in use.
+    ids
+        Per bag, the donor's id; a tuple with one value per column of `bag_by`.
+    donors
+        (n_bags,) int64 donor code of each bag.
+
+    Raises
+    ------
+    ValueError
+        If the donor column is not in `bag_by`, or a cell has no value in one of the columns.
+    """
+    match = tables.match
+    if bag_by is None:
+        return match.codes, list(match.ids), np.arange(match.ids.size)
+    if tables.donor_key not in bag_by:
+        raise ValueError(
+            f"bag_by must contain the donor column {tables.donor_key!r}, got {bag_by}: a bag is of one donor."
+        )
+    used = match.codes >= 0
+    columns: list[NDArray[Any]] = []
+    levels: list[list[Any]] = []
+    for name in bag_by:
+        if name == tables.donor_key:
+            columns.append(match.codes[used])
+            levels.append(list(match.ids))
+            continue
+        categorical = pd.Categorical(tables.source.column(name)[used])
+        if missing := int((categorical.codes < 0).sum()):
+            raise ValueError(f"bag_by needs a value of {name!r} for every cell in use, but {missing:,} have none.")
+        columns.append(categorical.codes.astype(np.int64))
+        levels.append(list(categorical.categories))
+    distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    codes = np.full(used.size, -1, dtype=np.int64)
+    codes[used] = np.ravel(inverse)
+    ids = [tuple(level[code] for level, code in zip(levels, row, strict=True)) for row in distinct]
+    return codes, ids, distinct[:, bag_by.index(tables.donor_key)].astype(np.int64)
+
+
+def bag_column(
+    name: str,
+    tables: Tables,
+    donor_table: pd.DataFrame | None,
+    codes: NDArray[np.int64],
+    ids: list[Any],
+    donors: NDArray[np.int64],
+) -> BagColumn:
+    """A column with one value per bag, from the donor table, ``G.obs``, or ``C.obs`` where it is constant in each bag.
+
+    Raises
+    ------
+    KeyError
+        If no table has the column.
+    ValueError
+        If it varies within a bag, or a bag has no value.
+    """
+    donor_ids = tables.match.ids[donors]
+    for what, frame in (("the donor table", donor_table), ("obs of the genotypes", _store_obs(tables))):
+        if frame is None or name not in frame:
+            continue
+        index = as_text(frame.index, f"the index of {what}")
+        if repeated := duplicates(index):
+            raise ValueError(f"{what} must have one row per donor, but {shorten(repeated)} occur more than once.")
+        column = pd.Series(frame[name].array, index=index).reindex(donor_ids)
+        return BagColumn(name, column.set_axis(_labels(ids)))
+    if not any(name in dataset.columns for dataset in tables.source.datasets):
+        raise KeyError(
+            f"{name!r} is a column of neither the donor table, nor obs of the genotypes, nor obs of the cells."
+        )
+    values = tables.source.column(name)
+    used = codes >= 0
+    frame = pd.DataFrame({"bag": codes[used], "value": pd.Categorical(values[used]).codes})
+    spread = frame.groupby("bag")["value"].agg(["min", "max"])
+    if (varying := spread.index[spread["min"] != spread["max"]]).size:
+        first = ids[varying[0]]
+        found = values[codes == varying[0]].unique()
+        raise ValueError(
+            f"{name!r} must be constant in each bag to be its label, but varies in {varying.size:,} of {len(ids):,}: "
+            f"{first!r} has {shorten(found)}. Take a column of donors, or make finer bags with bag_by=[…, {name!r}]."
+        )
+    where = np.zeros(len(ids), dtype=np.int64)
+    where[codes[used]] = np.flatnonzero(used)
+    return BagColumn(name, values.iloc[where].set_axis(_labels(ids)))
+
+
+def _labels(ids: list[Any]) -> pd.Index[Any]:
+    return pd.Index(ids, tupleize_cols=False)
+
+
+def _store_obs(tables: Tables) -> pd.DataFrame | None:
+    return None if tables.store is None else tables.store.obs()

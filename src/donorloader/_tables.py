@@ -1,0 +1,117 @@
+"""Cells and genotypes opened and matched: what every loader starts from."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from donorloader._match import match_donors
+from donorloader.cells import is_donor_data, is_stored_donor_data, open_cells, select_cells
+from donorloader.genotypes import DonorTable, GenotypeStore, open_genotypes, resolve_variants
+from donorloader.study import Study, is_study, open_study
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from donorloader._match import DonorMatch
+    from donorloader.cells import CellSource
+
+__all__ = ["Tables", "open_tables"]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The two tables of a loader.
+
+    Attributes
+    ----------
+    source
+        The cells.
+    donor_key
+        Their donor column.
+    match
+        Which cells and donors are in use, and where the donors' rows are.
+    store
+        The genotypes, or `None`.
+    table
+        Their rows by donor, or `None`.
+    owns_store
+        Whether the store was opened here, and so is to be closed with the loader.
+    """
+
+    source: CellSource
+    donor_key: str
+    match: DonorMatch
+    store: GenotypeStore | None
+    table: DonorTable | None
+    owns_store: bool
+
+    def close(self) -> None:
+        """Close the files that were opened here."""
+        if self.store is not None and self.owns_store:
+            self.store.close()
+
+
+def open_tables(
+    cells: Any,
+    genotypes: Any,
+    *,
+    donor_key: str | None,
+    donors: Iterable[Any] | None,
+    cells_query: str | None,
+    variants: Any,
+    missing_donors: Literal["error", "drop", "nan"],
+    genotype_layer: str | None,
+    genotype_memory: int,
+    bags: bool = False,
+) -> Tables:
+    """Open what a loader's user names, and match donors by id.
+
+    Parameters
+    ----------
+    cells, genotypes, donor_key, donors, cells_query, variants, missing_donors, genotype_layer
+        As for :class:`donorloader.DonorLoader`.
+    genotype_memory
+        Budget for genotype rows that stay in memory. Unit: bytes.
+    bags
+        Whether a study's cells are to be read donor by donor, from its grouped collection where it has one.
+    """
+    cells, genotypes, donor_key = _resolve_sources(cells, genotypes, donor_key, bags=bags)
+    source = open_cells(cells)
+    donor_key = donor_key or source.donor_key or "donor_id"
+    codes, ids = source.donors(donor_key)
+    keep = select_cells(source, codes, ids, cells_query=cells_query, donors=donors)
+    if genotypes is None and (variants is not None or genotype_layer is not None):
+        raise ValueError("variants and genotype_layer choose among genotypes, but genotypes is None.")
+    store = None if genotypes is None else open_genotypes(genotypes, layer=genotype_layer)
+    owns_store = not isinstance(genotypes, GenotypeStore)
+    try:
+        match = match_donors(codes, ids, keep, None if store is None else store.ids, missing_donors)
+        table = None
+        if store is not None and match.rows is not None:
+            columns = resolve_variants(store, variants)
+            nan = missing_donors == "nan"
+            table = DonorTable(store, columns, match.rows, memory=genotype_memory, nan=nan)
+    except BaseException:
+        if store is not None and owns_store:
+            store.close()
+        raise
+    return Tables(source, donor_key, match, store, table, owns_store)
+
+
+def _resolve_sources(cells: Any, genotypes: Any, donor_key: str | None, *, bags: bool) -> tuple[Any, Any, str | None]:
+    """Cells, genotypes and donor column, where a study or a DonorData brings several of them."""
+    if isinstance(cells, str | os.PathLike) and is_study(cells):
+        cells = open_study(cells)
+    if isinstance(cells, Study):
+        collection = cells.bags if bags and cells.bags is not None else cells.cells
+        return collection, cells.genotypes if genotypes is None else genotypes, donor_key or cells.donor_key
+    if isinstance(cells, os.PathLike):
+        cells = Path(cells)
+    if genotypes is None and is_donor_data(cells):
+        return cells, cells.G, donor_key
+    if genotypes is None and isinstance(cells, str | Path) and is_stored_donor_data(cells):
+        return cells, cells, donor_key
+    return cells, genotypes, donor_key

@@ -1,0 +1,278 @@
+"""Bags: each donor's cells and no others, each donor once, with its label and genotype row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import sparse
+
+import donorloader as dl
+from _data import as_numpy
+from donorloader.samplers import BagSampler, replay, request_rows
+
+if TYPE_CHECKING:
+    from _data import Store
+
+DISEASE = {f"d{i}": "sick" if i % 3 else "well" for i in range(13)}
+
+
+def with_disease(store: Store) -> tuple[Any, Any]:
+    genotypes = store.genotypes()
+    adata = genotypes.source.copy()
+    adata.obs["disease"] = pd.Categorical([DISEASE.get(i, "well") for i in adata.obs_names])
+    adata.obs["age"] = np.arange(adata.n_obs) + 20.5
+    return adata, genotypes
+
+
+@st.composite
+def bag_settings(draw: st.DrawFn) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "bags_per_batch": draw(st.sampled_from([1, 3, 8, 20])),
+        "max_cells": draw(st.sampled_from([None, 1, 5, 30])),
+        "window_cells": draw(st.sampled_from([1, 60, 16_384])),
+        "seed": draw(st.integers(0, 3)),
+        "prefetch": draw(st.sampled_from([0, 1, None])),
+        "shuffle": draw(st.booleans()),
+        "densify": draw(st.booleans()),
+    }
+    if draw(st.booleans()):
+        options |= {"exact_cells": draw(st.sampled_from([1, 12])), "max_cells": None}
+        options["small_bags"] = draw(st.sampled_from(["resample", "drop"]))
+    elif draw(st.booleans()):
+        options["min_cells"] = draw(st.sampled_from([1, 4])) if options["max_cells"] != 1 else 1
+        options["small_bags"] = draw(st.sampled_from(["keep", "resample", "drop"]))
+    return options
+
+
+class TestEveryBag:
+    @given(n_datasets=st.sampled_from([1, 3, 4]), layout=st.sampled_from(["csr", "dense"]), options=bag_settings())
+    def test_is_its_donors(self, store: Store, n_datasets: int, layout: str, options: dict[str, Any]) -> None:
+        cells = store.cells(n_datasets, layout)
+        G, genotypes = with_disease(store)
+        sizes = pd.Series(cells.donor).value_counts()
+        exact, low, high = (options.get(k) for k in ("exact_cells", "min_cells", "max_cells"))
+        low, high = (exact, exact) if exact else (low, high)
+        expected = {
+            donor: n for donor, n in sizes.items() if not (options.get("small_bags") == "drop" and low and n < low)
+        }
+        with dl.BagLoader(cells.path, G, labels="disease", donor_covariates=["age"], **options) as loader:
+            batches = list(loader)
+            assert len(batches) == len(loader)
+            seen = []
+            for batch in batches:
+                assert len(batch["donors"]) <= options["bags_per_batch"]
+                offsets, index, x = (as_numpy(batch[k]) for k in ("offsets", "index", "X"))
+                assert offsets[0] == 0
+                assert offsets[-1] == index.size == x.shape[0]
+                np.testing.assert_array_equal(x, cells.x[index])
+                np.testing.assert_array_equal(as_numpy(batch["donor_features"]), genotypes.rows(batch["donors"]))
+                np.testing.assert_array_equal(
+                    as_numpy(batch["donor_idx"]), np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
+                )
+                for i, donor in enumerate(batch["donors"]):
+                    rows = index[offsets[i] : offsets[i + 1]]
+                    assert set(cells.donor[rows]) == {donor}
+                    size = min(sizes[donor], high) if high else sizes[donor]
+                    if options.get("small_bags") == "resample" and low:
+                        size = max(size, low)
+                    assert rows.size == size
+                    assert len(set(rows)) == min(size, sizes[donor])
+                    assert loader.label_names[batch["labels"][i]] == DISEASE[donor]
+                    assert batch["donor_covariates"]["age"][i] == G.obs.loc[donor, "age"]
+                    seen.append(donor)
+            assert sorted(seen) == sorted(expected)
+
+    def test_same_seed_and_epoch_same_bags(self, store: Store) -> None:
+        cells = store.cells(3)
+        loaders = [dl.BagLoader(cells.path, max_cells=5, prefetch=p) for p in (0, None)]
+        orders = []
+        for loader in loaders:
+            for epoch in (0, 1):
+                loader.set_epoch(epoch)
+                orders.append([as_numpy(b["index"]).tolist() for b in loader])
+            next(iter(loader))
+            loader.set_epoch(0)
+            assert [as_numpy(b["index"]).tolist() for b in loader] == orders[-2]
+            loader.close()
+        assert orders[0] == orders[2]
+        assert orders[1] == orders[3]
+        assert orders[0] != orders[1]
+
+    def test_finer_bags(self, store: Store) -> None:
+        cells = store.cells(3)
+        by = ["donor_id", "cell_type"]
+        with dl.BagLoader(cells.path, store.genotypes().source, bag_by=by, max_cells=None) as loader:
+            seen = {}
+            for batch in loader:
+                offsets, index = as_numpy(batch["offsets"]), as_numpy(batch["index"])
+                for i, bag in enumerate(batch["donors"]):
+                    seen[bag] = sorted(index[offsets[i] : offsets[i + 1]].tolist())
+        obs = cells.obs.reset_index(drop=True)
+        expected = {key: sorted(rows.tolist()) for key, rows in obs.groupby(by).groups.items()}
+        assert seen == expected
+
+    def test_every_cell_is_seen_over_epochs(self) -> None:
+        """Subsets are uniform: a chi-square of the counts of each cell over 50 epochs."""
+        codes = np.repeat([0, 1], [90, 30])
+        sampler = BagSampler(codes, max_cells=20, bags_per_batch=1, rng=np.random.default_rng(0))
+        counts = np.zeros(codes.size)
+        for epoch in range(50):
+            for request in replay(sampler, codes.size, seed=0, epoch=epoch):
+                for split in request["splits"]:
+                    np.add.at(counts, request_rows(request["requests"])[split], 1)
+        for bag, chance in ((0, 20 / 90), (1, 20 / 30)):
+            observed, expected = counts[codes == bag], 50 * chance
+            assert observed.min() > 0
+            statistic = ((observed - expected) ** 2 / (expected * (1 - chance))).sum()
+            n = observed.size
+            assert abs(statistic - n) < 5 * np.sqrt(2 * n)
+
+    def test_balanced_labels(self, store: Store) -> None:
+        G, _ = with_disease(store)
+        with dl.BagLoader(
+            store.cells(3).path, G, labels="disease", balance="disease", n_bags=400, max_cells=1
+        ) as loader:
+            labels = np.concatenate([as_numpy(b["labels"]) for b in loader])
+        assert labels.size == 400
+        assert 150 < labels.sum() < 250
+
+    def test_weights_by_id(self, store: Store) -> None:
+        with dl.BagLoader(store.cells(3).path, donor_weights={"d1": 1, "d5": 3}, n_bags=100, max_cells=2) as loader:
+            donors = pd.Series([d for b in loader for d in b["donors"]]).value_counts()
+        assert set(donors.index) == {"d1", "d5"}
+        assert donors["d5"] > donors["d1"]
+
+
+class TestLabels:
+    def test_of_cells_where_constant(self, store: Store) -> None:
+        adatas = [a.copy() for a in store.cells(3).adatas]
+        for adata in adatas:
+            adata.obs["disease"] = [DISEASE[str(d)] for d in adata.obs["donor_id"]]
+        with dl.BagLoader(adatas, labels="disease") as loader:
+            for batch in loader:
+                assert [loader.label_names[i] for i in batch["labels"]] == [DISEASE[d] for d in batch["donors"]]
+
+    def test_varying_labels_name_a_donor(self, store: Store) -> None:
+        with pytest.raises(ValueError, match=r"varies in .*'d\d+' has .*bag_by"):
+            dl.BagLoader(store.cells(3).path, labels="cell_type")
+
+    def test_of_a_donor_table(self, store: Store) -> None:
+        table = pd.DataFrame({"score": np.arange(13.0)}, index=[f"d{i}" for i in range(13)])
+        with dl.BagLoader(store.cells(3).path, labels="score", donor_table=table) as loader:
+            assert loader.label_names is None
+            for batch in loader:
+                assert batch["labels"].dtype == torch.float32
+                assert [f"d{int(v)}" for v in batch["labels"]] == list(batch["donors"])
+
+    def test_a_donor_without_label(self, store: Store) -> None:
+        table = pd.DataFrame({"score": np.arange(12.0)}, index=[f"d{i}" for i in range(12)])
+        with pytest.raises(ValueError, match="'d12'"):
+            dl.BagLoader(store.cells(3).path, labels="score", donor_table=table)
+
+    def test_no_such_column(self, store: Store) -> None:
+        with pytest.raises(KeyError, match="'nothing' is a column of neither"):
+            dl.BagLoader(store.cells(3).path, labels="nothing")
+
+
+class TestTensors:
+    @pytest.fixture
+    def batch(self, store: Store) -> dict[str, Any]:
+        with dl.BagLoader(store.cells(3).path, max_cells=9, bags_per_batch=5) as loader:
+            return next(iter(loader))
+
+    def test_pad_and_nest(self, batch: dict[str, Any]) -> None:
+        x, mask = dl.pad_bags(batch)
+        nested = dl.nested_bags(batch)
+        dense = batch["X"].to_dense()
+        for i, (start, stop) in enumerate(zip(batch["offsets"][:-1], batch["offsets"][1:], strict=True)):
+            bag = dense[start:stop]
+            assert torch.equal(x[i][mask[i]], bag)
+            assert mask[i].sum() == stop - start
+            assert not x[i][~mask[i]].any()
+            assert torch.equal(nested[i], bag)
+
+    @pytest.mark.parametrize("how", ["mean", "sum", "max", "softmax"])
+    @pytest.mark.parametrize("shape", [(), (3,), (2, 4)])
+    def test_reduce_equals_padded(self, batch: dict[str, Any], how: Any, shape: tuple[int, ...]) -> None:
+        """Values and gradients equal those of a masked loop over bags."""
+        n = batch["donor_idx"].numel()
+        values = torch.randn(n, *shape, dtype=torch.float64, requires_grad=True)
+        twin = values.detach().clone().requires_grad_()
+        got = dl.bag_reduce(values, batch, how)
+        parts = torch.split(twin, batch["offsets"].diff().tolist())
+        reduce = {
+            "mean": lambda p: p.mean(0),
+            "sum": lambda p: p.sum(0),
+            "max": lambda p: p.amax(0),
+            "softmax": lambda p: torch.softmax(p, 0),
+        }[how]
+        expected = (torch.cat if how == "softmax" else torch.stack)([reduce(p) for p in parts])
+        torch.testing.assert_close(got, expected)
+        weights = torch.randn_like(expected)
+        (got * weights).sum().backward()
+        (expected * weights).sum().backward()
+        torch.testing.assert_close(values.grad, twin.grad)
+
+    def test_collect(self, store: Store) -> None:
+        with dl.BagLoader(store.cells(3).path, bags_per_batch=5) as loader:
+            batches = list(loader)
+        table = dl.collect_bags(batches, [torch.tensor([float(d[1:]) for d in b["donors"]]) for b in batches])
+        assert sorted(table.index) == sorted(f"d{i}" for i in range(13))
+        assert all(float(donor[1:]) == value for donor, value in table["prediction"].items())
+
+    def test_torchmil_dict(self, store: Store) -> None:
+        G, _ = with_disease(store)
+        with dl.BagLoader(store.cells(3).path, G, labels="disease") as loader:
+            batch = next(iter(loader))
+        out = dl.to_torchmil(batch)
+        assert set(out) == {"X", "mask", "Y"}
+        assert torch.equal(out["Y"], batch["labels"])
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"exact_cells": 5, "min_cells": 3}, "exact_cells sets max_cells and min_cells both"),
+        ({"min_cells": 9, "max_cells": 3}, "min_cells must not exceed max_cells"),
+        ({"small_bags": "drop"}, "needs min_cells"),
+        ({"small_bags": "lose", "min_cells": 3}, "small_bags must be"),
+        ({"min_cells": 10_000, "small_bags": "drop", "max_cells": None}, "No bag is left"),
+        ({"bags_per_batch": 0}, "bags_per_batch must be an integer of at least 1"),
+        ({"n_bags": 4}, "needs weights"),
+        ({"bag_by": ["cell_type"]}, "must contain the donor column"),
+        ({"balance": "cell_type", "donor_weights": {"d1": 1}}, "give one"),
+        ({"donor_weights": {"d1": -1.0}}, "at least 0"),
+    ],
+)
+def test_options_are_checked(store: Store, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        dl.BagLoader(store.cells(3).path, **options)
+
+
+def test_one_huge_bag_beside_small_ones() -> None:
+    """Windows hold the batches that fit, and a bag that does not fit has one to itself."""
+    codes = np.concatenate([np.zeros(5000, dtype=int), np.repeat(np.arange(1, 101), 20)])
+    sampler = BagSampler(codes, bags_per_batch=2, window_cells=400, rng=np.random.default_rng(0))
+    for request in replay(sampler, codes.size, seed=0, epoch=0):
+        cells = sum(map(len, request["splits"]))
+        assert cells <= 400 or len(request["splits"]) == 1
+
+
+def test_one_cell_donor_and_no_genotypes() -> None:
+    adata = ad.AnnData(
+        sparse.csr_matrix(np.arange(12, dtype=np.float32).reshape(4, 3)),
+        obs=pd.DataFrame({"donor_id": ["a", "b", "b", "b"]}, index=list("wxyz")),
+    )
+    with dl.BagLoader(adata, bags_per_batch=1, shuffle=False) as loader:
+        first, second = loader
+    assert list(first["donors"]) == ["a"]
+    assert first["X"].shape == (1, 3)
+    assert first["donor_features"] is None
+    assert second["index"].tolist() == [1, 2, 3]
