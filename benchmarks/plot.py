@@ -74,4 +74,4 @@ def _draw_sweep(ax: Axes, results: Sequence[Result]) -> None:
     ax.set_yticks(range(len(rows)), [f"{n:,}" for n in rows])
     ax.set_xlabel("variants")
     ax.set_ylabel("cells a batch")
-    ax.set_title("times as fast as the naive loop, G in memory", fontsize=9)
+    ax.set_title(f"times as fast as the {results[0].against}", fontsize=9)

@@ -62,8 +62,8 @@ def hooked_genotypes(source: Any, hook: Callable[[list[str]], None]) -> dl.Genot
 
 
 def lanes() -> list[threading.Thread]:
-    """Threads that are not of the main program, and not the pools that zarr and asyncio keep for good."""
-    kept = ("zarr", "asyncio", "ThreadPoolExecutor", "pytest_timeout", "MainThread")
+    """Threads that are not of the main program, nor those that zarr, asyncio and tqdm keep for good."""
+    kept = ("zarr", "asyncio", "ThreadPoolExecutor", "pytest_timeout", "tqdm_monitor", "MainThread")
     return [t for t in threading.enumerate() if not t.name.startswith(kept)]
 
 
