@@ -14,6 +14,7 @@ from benchmarks.data import DONOR_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     import pandas as pd
 
@@ -24,19 +25,28 @@ if TYPE_CHECKING:
     type ReadRows = Callable[[np.ndarray], torch.Tensor]
 
 
-def annbatch_alone(data: Data, *, to: Literal["torch"] | None = "torch", batch_size: int | None = None) -> Loader:
+def annbatch_alone(
+    data: Data,
+    *,
+    cells: Path | None = None,
+    shuffle: bool = True,
+    to: Literal["torch"] | None = "torch",
+    batch_size: int | None = None,
+) -> Loader:
     """annbatch's own loader of the cells: X, and of `obs` only the donor column."""
     size = data.size
     loader = Loader(
         batch_size=batch_size or size.batch_size,
         chunk_size=size.chunk_size,
         preload_nchunks=size.chunks_per_window,
-        shuffle=True,
+        shuffle=shuffle,
         to=to,
         preload_to_gpu=False,
-        rng=np.random.default_rng(0),
+        rng=np.random.default_rng(0) if shuffle else None,
     )
-    return loader.use_collection(DatasetCollection(data.cells, mode="r"), load_adata=_x_and_donor)
+    return loader.use_collection(
+        DatasetCollection(data.cells if cells is None else cells, mode="r"), load_adata=_x_and_donor
+    )
 
 
 def to_dense(batches: Iterable[Batch]) -> Iterator[Batch]:

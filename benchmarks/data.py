@@ -63,6 +63,9 @@ class Data:
 
     size: Size
     cells: Path  #: annbatch collection, several datasets, float32 counts as CSR
+    grouped: (
+        Path  #: the same cells, grouped by donor in each dataset, in chunks of 32, as `bags.zarr` of our studies is
+    )
     genotypes_h5ad: Path  #: as `AnnData.write_h5ad` writes it
     genotypes_zarr: Path  #: as `AnnData.write_zarr` writes it
     genotypes_rows: Path  #: chunked by whole donor rows, as donorloader's own studies are
@@ -85,6 +88,7 @@ def prepare(size: Size) -> Data:
     return Data(
         size=size,
         cells=cached(folder / cells, lambda path: write_cells(path, size)),
+        grouped=cached(folder / f"by-donor-{cells}", lambda path: write_cells(path, size, grouped=True)),
         genotypes_h5ad=cached(folder / f"{table}.h5ad", lambda path: make_genotypes(size).write_h5ad(path)),
         genotypes_zarr=cached(folder / f"{table}.zarr", lambda path: make_genotypes(size).write_zarr(path)),
         genotypes_rows=cached(folder / f"{table}-rows.zarr", lambda path: write_donor_rows(path, make_genotypes(size))),
@@ -123,12 +127,20 @@ def make_cells(n_cells: int, size: Size, rng: np.random.Generator) -> ad.AnnData
     return ad.AnnData(X=X, obs=obs, var=pd.DataFrame(index=[f"gene-{i}" for i in range(size.genes)]))
 
 
-def write_cells(path: Path, size: Size) -> None:
+def write_cells(path: Path, size: Size, *, grouped: bool = False) -> None:
     """Write an annbatch collection of ``ceil(cells / cells_per_dataset)`` datasets, block by block."""
     group = zarr.open_group(path, mode="w", zarr_format=3)
+    blocks = []
     for i, first in enumerate(range(0, size.cells, size.cells_per_dataset)):
         block = make_cells(min(size.cells_per_dataset, size.cells - first), size, np.random.default_rng([VERSION, i]))
+        if grouped:
+            blocks.append(block)
+            continue
         annbatch.write_sharded(group, block, n_obs_per_chunk=size.chunk_size, key=f"dataset_{i}")
+    if grouped:
+        cells = ad.concat(blocks, index_unique="-", merge="same", keys=range(len(blocks)))
+        order = np.argsort(cells.obs[DONOR_KEY].cat.codes, kind="stable")
+        annbatch.write_sharded(group, cells[order].copy(), n_obs_per_chunk=32, key="dataset_0")
     # The cells are drawn in random order, so this is the collection `DatasetCollection.add_adatas` would have
     # made of them; these two attributes are how it marks one.
     group.attrs.update({"encoding-type": "annbatch-preshuffled", "encoding-version": "0.1.0"})

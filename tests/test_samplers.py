@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import donorloader as dl
 from donorloader.samplers import (
     EpochSampler,
+    RequestPlan,
     choose_geometry,
     complete_requests,
     pass_generator,
@@ -260,21 +262,19 @@ class TestEpochSampler:
         sampler = EpochSampler(random_sampler(), seed=0)
         with pytest.raises(RuntimeError, match="needs `arm"):
             sampler.sample(50)
-        sampler.arm(0)
+        sampler.arm(0, deque())
         assert len(list(sampler.sample(50))) == 3
         with pytest.raises(RuntimeError, match="needs `arm"):
             sampler.sample(50)
 
     def test_whole_windows_are_the_batches_in_a_row(self) -> None:
-        from collections import deque
-
         plain, whole = (EpochSampler(random_sampler(), seed=0, whole_windows=w) for w in (False, True))
-        sizes: deque[list[int]] = deque()
-        plain.arm(2)
-        whole.arm(2, sizes)
+        plan: deque[RequestPlan] = deque()
+        plain.arm(2, deque())
+        whole.arm(2, plan)
         expected, got = batches(plain.sample(50)), batches(whole.sample(50))
         np.testing.assert_array_equal(np.concatenate(got), np.concatenate(expected))
-        assert [n for window in sizes for n in window] == [len(b) for b in expected]
+        assert [n for request in plan for n in request.sizes] == [len(b) for b in expected]
 
 
 class TestGeometry:

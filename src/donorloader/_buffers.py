@@ -71,7 +71,8 @@ class BufferPool:
             fitting = [i for i, m in enumerate(self._free) if nbytes <= m.nbytes <= 2 * nbytes]
             if fitting:
                 return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
-        return np.empty(nbytes, dtype=np.uint8)
+        # with some room, so that the next array of about this size fits
+        return np.empty(nbytes + nbytes // 8, dtype=np.uint8)
 
     def _give_back(self, memory: NDArray[np.uint8]) -> None:
         # may run inside a garbage collection that this very thread's `_take` set off: never wait for the lock

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
+# Batches between the lanes and the join; those that are ready wait behind it.
+_HAND_OVER = 2
+
 
 class Engine:
     """Runs passes over joined batches.
@@ -43,6 +46,9 @@ class Engine:
         Cells of a load request, as far as known.
     options
         How batches are read and handed over.
+    room
+        What the batches that wait for the loop may take; one that is larger waits alone. Default: no limit but their
+        number. Unit: bytes of X.
     add_fields
         Adds the fields of a batch that only some loaders have, given what the genotype side knows of it.
     """
@@ -55,12 +61,13 @@ class Engine:
         seed: int,
         window_cells: int,
         options: ReadOptions,
+        room: int | None = None,
         add_fields: Callable[[dict[str, Any], GenotypeBatch], None] | None = None,
     ):
         source, match, table = tables.source, tables.match, tables.table
         sampler.validate(source.n_obs)
         self._source, self._match, self._table, self._options = source, match, table, options
-        self._add_fields = add_fields
+        self._room, self._add_fields = room, add_fields
         # dense batches are filled one by one from a window in CSR; all other batches are split by annbatch
         self._by_window = options.densify and source.sparse and not options.preload_to_gpu
         self._sampler = EpochSampler(sampler, seed=seed, whole_windows=self._by_window)
@@ -105,6 +112,11 @@ class Engine:
             self._assemble,
             check=self._options.check,
         )
+        # on a lane of its own, so that the loop takes a batch that is ready and does nothing else between two steps
+        ahead = self._ahead
+        if self._table is not None and self._options.donor_rows == "batch":
+            ahead = self._table.batches_ahead(ahead, self._sampler.batch_size)
+        batches = conveyor.lane("join", batches, capacity=ahead, room=self._room, size=_size)
         if self._options.device is None:
             return batches
         copier = DeviceCopier(self._options.device)
@@ -113,27 +125,24 @@ class Engine:
     def _cell_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[CellBatch]:
         if not self._by_window:
             cells = stream_cells(self._loader, self._sampler, epoch, self._source.nodes)
-            return conveyor.lane("cells", cells, capacity=self._ahead)
+            return conveyor.lane("cells", cells, capacity=_HAND_OVER, room=self._room, size=_size)
         windows = conveyor.lane(
             "cells",
             stream_windows(self._loader, self._sampler, epoch, self._source.nodes),
             capacity=1,
-            batches=lambda window: len(window.sizes),
+            batches=lambda window: len(window.plan.sizes),
         )
-        return conveyor.lane("dense cells", stream_dense(windows, self._pool), capacity=self._ahead)
+        dense = stream_dense(windows, self._pool)
+        return conveyor.lane("dense cells", dense, capacity=_HAND_OVER, room=self._room, size=_size)
 
     def _genotype_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[GenotypeBatch]:
         sampler = DonorSampler(self._sampler.sampler, self._match.codes, seed=self._sampler.seed, epoch=epoch)
         windows = plan_windows(sampler.sample(self._source.n_obs), self._table, self._pool)
-        ahead = self._ahead
-        if self._table is not None:
-            if not self._table.resident:
-                # reading is a lane of its own, so that the next window is read while this one is gathered
-                windows = conveyor.lane("genotype rows", windows, capacity=1, batches=lambda w: len(w[0]["splits"]))
-            if self._options.donor_rows == "batch":
-                ahead = self._table.batches_ahead(ahead, self._sampler.batch_size)
+        if self._table is not None and not self._table.resident:
+            # reading is a lane of its own, so that the next window is read while this one is gathered
+            windows = conveyor.lane("genotype rows", windows, capacity=1, batches=lambda w: len(w[0]["splits"]))
         genotypes = stream_genotypes(windows, self._table, self._pool, self._options.donor_rows)
-        return conveyor.lane("genotypes", genotypes, capacity=ahead)
+        return conveyor.lane("genotypes", genotypes, capacity=_HAND_OVER)
 
     def _assemble(self, cells: CellBatch, genotypes: GenotypeBatch) -> dict[str, Any]:
         X = cells.X
@@ -154,3 +163,13 @@ class Engine:
                 if sp.issparse(value) or (isinstance(value, np.ndarray) and value.dtype != object):
                     batch[key] = to_torch(value)
         return batch
+
+
+def _size(batch: CellBatch | dict[str, Any]) -> int:
+    """What the cells of a batch take. Unit: bytes."""
+    X = batch["X"] if isinstance(batch, dict) else batch.X
+    if sp.issparse(X):
+        return int(X.data.nbytes + X.indices.nbytes)
+    if isinstance(X, torch.Tensor) and X.layout != torch.strided:
+        return X.values().nbytes + X.col_indices().nbytes
+    return int(X.nbytes)

@@ -56,6 +56,9 @@ def prepare(
     only_donors_with_cells: Annotated[
         bool, typer.Option("--only-donors-with-cells", help="Leave out genotypes of donors without cells.")
     ] = False,
+    no_bags: Annotated[
+        bool, typer.Option("--no-bags", help="Do not write the cells a second time, grouped by donor, for bags.")
+    ] = False,
     memory: Annotated[str, typer.Option(help="Memory that this may take.")] = "4GB",
     seed: Annotated[int, typer.Option(help="Seed of the shuffle.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a study that is at --out.")] = False,
@@ -77,6 +80,7 @@ def prepare(
             id_by=id_by.value,
             donor_map=donor_map,
             only_donors_with_cells=only_donors_with_cells,
+            bags=not no_bags,
             memory=memory,
             seed=seed,
             overwrite=overwrite,

@@ -3,12 +3,13 @@
 from ._obs import select_cells
 from ._open import is_donor_data, is_stored_donor_data, open_cells
 from ._source import CellSource
-from ._stream import CellBatch, CellWindow, stream_cells, stream_dense, stream_windows
+from ._stream import CellBatch, CellWindow, fill_dense, stream_cells, stream_dense, stream_windows
 
 __all__ = [
     "CellBatch",
     "CellSource",
     "CellWindow",
+    "fill_dense",
     "is_donor_data",
     "is_stored_donor_data",
     "open_cells",

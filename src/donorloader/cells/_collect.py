@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["WrittenCells", "collect_cells"]
 
-# Cells of one chunk: what annbatch recommends for random access, and what the loader's requests are made of.
-_CHUNK_ROWS = 64
+# Cells of one chunk: what annbatch recommends for random access, and what the loader's requests are made of. Smaller
+# where cells are grouped, as a bag begins and ends inside of chunks, whose other cells are decoded for nothing.
+_CHUNK_ROWS, _GROUPED_CHUNK_ROWS = 64, 32
 
 # Cells that are neighbours in a source and go to the same dataset, which is then shuffled in memory: long enough to be
 # read in one go, and short enough that a dataset has many, from all over the sources.
@@ -64,7 +65,13 @@ class WrittenCells:
 
 
 def collect_cells(
-    table: CellTable, path: Path, *, memory: int, seed: int, on_rows: Callable[[int], None] | None = None
+    table: CellTable,
+    path: Path,
+    *,
+    memory: int,
+    seed: int,
+    grouped: bool = False,
+    on_rows: Callable[[int], None] | None = None,
 ) -> WrittenCells:
     """Write cells as a shuffled annbatch collection.
 
@@ -78,6 +85,8 @@ def collect_cells(
         Bytes that the cells may take while they are shuffled, obs included. [Unit: byte]
     seed
         Seed of the shuffle: the same cells and seed, and budget, give the same order.
+    grouped
+        Whether the cells of a donor lie together in each dataset, shuffled among themselves.
     on_rows
         Called with the number of cells just read, from several threads.
 
@@ -103,7 +112,8 @@ def collect_cells(
             dataset_size=dataset_rows,
             shuffle_chunk_size=slice_rows,
             shard_size=_shard_rows(dataset_rows),
-            n_obs_per_chunk=_CHUNK_ROWS,
+            n_obs_per_chunk=_GROUPED_CHUNK_ROWS if grouped else _CHUNK_ROWS,
+            groupby=table.donor_key if grouped else None,
             merge="same",
             rng=np.random.default_rng(seed),
         )

@@ -10,6 +10,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
+import zarr
 from pandas.api.types import union_categoricals
 
 from donorloader._ids import as_text, shorten
@@ -111,6 +112,25 @@ class CellSource:
         """Whether X is sparse (CSR)."""
         return isinstance(self.datasets[0].X, ad.abc.CSRDataset | sp.csr_matrix | sp.csr_array)
 
+    @property
+    def cell_bytes(self) -> float:
+        """What a cell of X takes in memory, on average. Unit: bytes."""
+        if not self.sparse:
+            return float(self.var_names.size * self.datasets[0].X.dtype.itemsize)
+        parts = [_values(d.X) for d in self.datasets]
+        stored = sum(data.shape[0] * (data.dtype.itemsize + indices.dtype.itemsize) for data, indices in parts)
+        return stored / self.n_obs + 8
+
+    def decoded_cells(self, rows: NDArray[np.int64]) -> int:
+        """Cells that are decoded to read some rows: all cells of every chunk on disk that has one of them."""
+        total, start = 0, 0
+        for dataset in self.datasets:
+            mine = rows[(rows >= start) & (rows < start + dataset.n_obs)] - start
+            chunk = _chunk_rows(dataset)
+            total += int(np.unique(mine // chunk).size * chunk)
+            start += dataset.n_obs
+        return total
+
     def loader(self, sampler: Sampler, *, preload_to_gpu: bool = False) -> annbatch.Loader[Any, Any]:
         """An annbatch loader of these cells that yields X and each cell's row number."""
         loader: annbatch.Loader[Any, Any] = annbatch.Loader(
@@ -198,13 +218,29 @@ class CellSource:
         return np.concatenate(parts), ids
 
 
-def _types(X: Any) -> tuple[str, ...]:
-    """Layout of a matrix and types of its parts."""
+def _values(X: Any) -> tuple[Any, Any]:
+    """Stored values of a CSR matrix, and their columns."""
     if isinstance(X, ad.abc.CSRDataset):
         group: Any = X.group  # type: ignore[attr-defined] # its abstract class does not declare it
-        return "CSR", group["data"].dtype.name, group["indices"].dtype.name
-    if sp.issparse(X):
-        return "CSR", X.data.dtype.name, X.indices.dtype.name
+        return group["data"], group["indices"]
+    return X.data, X.indices
+
+
+def _chunk_rows(dataset: Dataset) -> float:
+    """Cells of a chunk on disk; 1 in memory. Chunks of CSR are of stored values, so this is an average."""
+    X = dataset.X
+    if isinstance(X, zarr.Array):
+        return float(X.chunks[0])
+    if not isinstance(X, ad.abc.CSRDataset):
+        return 1.0
+    data, _ = _values(X)
+    return max(1.0, data.chunks[0] * dataset.n_obs / max(1, data.shape[0]))
+
+
+def _types(X: Any) -> tuple[str, ...]:
+    """Layout of a matrix and types of its parts."""
+    if isinstance(X, ad.abc.CSRDataset) or sp.issparse(X):
+        return "CSR", *(part.dtype.name for part in _values(X))
     return "dense", np.dtype(X.dtype).name
 
 

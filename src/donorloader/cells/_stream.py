@@ -13,6 +13,8 @@ import scipy.sparse as sp
 
 from donorloader._zarr import local_pipeline
 
+from ._parts import Parts
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,9 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from donorloader._buffers import BufferPool
-    from donorloader.samplers import EpochSampler
+    from donorloader.samplers import EpochSampler, RequestPlan
 
-__all__ = ["CellBatch", "CellWindow", "stream_cells", "stream_dense", "stream_windows"]
+__all__ = ["CellBatch", "CellWindow", "fill_dense", "stream_cells", "stream_dense", "stream_windows"]
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,11 @@ class CellBatch:
 
 @dataclass(frozen=True)
 class CellWindow:
-    """Cells of one load request in the order of its batches, and the sizes of these."""
+    """Cells of one load request in the order of its batches, and what these are."""
 
     X: Any
     index: NDArray[np.int64]
-    sizes: list[int]
+    plan: RequestPlan
 
 
 def stream_cells(
@@ -66,17 +68,35 @@ def stream_cells(
     nodes
         The zarr nodes that are read: local ones get the zarrs pipeline.
     """
-    for batch in _iterate(loader, sampler, epoch, nodes, None):
-        yield CellBatch(batch["X"], np.asarray(batch["index"], dtype=np.int64))
+    plan: deque[RequestPlan] = deque()
+    left, part_of, parts = 0, None, None
+    for batch in _iterate(loader, sampler, epoch, nodes, plan):
+        if not left:
+            sizes, part_of = plan.popleft()
+            left = len(sizes)
+        left -= 1
+        X, index = batch["X"], np.asarray(batch["index"], dtype=np.int64)
+        if part_of is None:
+            yield CellBatch(X, index)
+            del batch, X  # not held while the next one is read
+            continue
+        parts = parts or Parts(part_of)
+        parts.add(X, index)
+        del batch, X
+        if not parts.missing:
+            whole, parts = CellBatch(*parts.whole()), None
+            yield whole
+            del whole
 
 
 def stream_windows(
     loader: Loader[Any, Any], sampler: EpochSampler, epoch: int, nodes: tuple[Any, ...]
 ) -> Iterator[CellWindow]:
     """Load requests of one epoch, each as one piece; `sampler` must have been made with ``whole_windows=True``."""
-    sizes: deque[list[int]] = deque()
-    for window in _iterate(loader, sampler, epoch, nodes, sizes):
-        yield CellWindow(window["X"], np.asarray(window["index"], dtype=np.int64), sizes.popleft())
+    plan: deque[RequestPlan] = deque()
+    for window in _iterate(loader, sampler, epoch, nodes, plan):
+        yield CellWindow(window["X"], np.asarray(window["index"], dtype=np.int64), plan.popleft())
+        del window
 
 
 def stream_dense(windows: Iterator[CellWindow], pool: BufferPool) -> Iterator[CellBatch]:
@@ -85,27 +105,44 @@ def stream_dense(windows: Iterator[CellWindow], pool: BufferPool) -> Iterator[Ce
     Filling a batch of 1,024 × 20,000 takes a twentieth of the time of torch's ``to_dense()`` on the CPU, most of which
     goes into fresh pages.
     """
+    whole: NDArray[np.float32] | None = None  # a batch that comes in several windows
+    parts: list[NDArray[np.int64]] = []
     for window in windows:
+        sizes, part_of = window.plan
+        if part_of is not None:
+            if whole is None:
+                whole = pool.empty((part_of, window.X.shape[1]), np.float32)
+            start = sum(part.size for part in parts)
+            _fill(window.X, slice(0, sizes[0]), whole[start : start + sizes[0]])
+            parts.append(window.index)
+            del window
+            if start + sizes[0] == part_of:
+                batch = CellBatch(whole, np.concatenate(parts))
+                whole, parts = None, []
+                yield batch
+                del batch
+            continue
         start = 0
-        for size in window.sizes:
+        for size in sizes:
             rows = slice(start, start + size)
             start += size
-            yield CellBatch(to_dense(window.X, rows, pool), window.index[rows])
+            out = pool.empty((size, window.X.shape[1]), np.float32)
+            _fill(window.X, rows, out)
+            yield CellBatch(out, window.index[rows])
+            del out
         del window  # let go of its memory while the next one is waited for
 
 
-def to_dense(X: Any, rows: slice, pool: BufferPool) -> NDArray[np.float32]:
-    """Contiguous rows of a matrix as a dense float32 array."""
-    out: NDArray[np.float32] = pool.empty((rows.stop - rows.start, X.shape[1]), np.float32)
+def _fill(X: Any, rows: slice, out: NDArray[np.float32]) -> None:
     if sp.issparse(X):
-        _fill(X.data, X.indices, X.indptr, rows.start, out)
+        fill_dense(X.data, X.indices, X.indptr, rows.start, out)
     else:
         out[...] = X[rows]
-    return out
 
 
 @numba.njit(nogil=True, cache=True)
-def _fill(data, indices, indptr, first_row, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+def fill_dense(data, indices, indptr, first_row, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """Write rows of a CSR matrix, from `first_row` on, into a dense array of as many rows."""
     for i in range(out.shape[0]):
         out[i, :] = 0
         for k in range(indptr[first_row + i], indptr[first_row + i + 1]):
@@ -117,9 +154,9 @@ def _iterate(
     sampler: EpochSampler,
     epoch: int,
     nodes: tuple[Any, ...],
-    sizes: deque[list[int]] | None,
+    plan: deque[RequestPlan],
 ) -> Iterator[Any]:
-    sampler.arm(epoch, sizes)
+    sampler.arm(epoch, plan)
     with closing(iter(loader)) as batches:  # type: ignore[type-var]
         # the first read opens the arrays of sparse stores, and with it binds them to a codec pipeline
         with local_pipeline(*nodes) if nodes else nullcontext():

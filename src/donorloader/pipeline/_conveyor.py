@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections import deque
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
+
+from ._switching import QuickSwitching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +27,7 @@ class _Stopped(Exception):
 
 
 class Conveyor:
-    """The lanes of one pass, and what they share: one lock, one failure, one end.
+    """The lanes of one pass, and what they share: one failure, one end.
 
     A failure on any lane reaches the reader at its next step, whatever it waits for. Lanes hold no reference to the
     loader or to the pass, so these can be collected while lanes run; their finalizers call :meth:`stop`.
@@ -41,18 +43,27 @@ class Conveyor:
     def __init__(self, epoch: int, *, threads: bool = True):
         self.epoch = epoch
         self._threaded = threads
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._queues: list[_LaneQueue] = []
         self._sources: list[Any] = []
+        self._switching = QuickSwitching()
         self.seconds: dict[str, dict[str, float]] = {}
         # Runs before zarr ends its event loop at exit, which was registered earlier; a lane that waits for that
         # loop would never end. Daemon threads, because Python waits for others before it runs any of this.
         atexit.register(self.stop)
 
     def lane[T](
-        self, name: str, items: Iterable[T], *, capacity: int, batches: Callable[[T], int] = lambda _: 1
+        self,
+        name: str,
+        items: Iterable[T],
+        *,
+        capacity: int,
+        batches: Callable[[T], int] = lambda _: 1,
+        room: int | None = None,
+        size: Callable[[T], int] = lambda _: 0,
     ) -> Iterator[T]:
         """Run an iterable ahead on a thread of its own.
 
@@ -66,6 +77,8 @@ class Conveyor:
             Items that may wait for the reader. Unit: items.
         batches
             Number of batches in an item, to say at which one a lane failed.
+        room, size
+            What the items that wait may take together, and what one takes; one larger than `room` waits alone.
 
         Returns
         -------
@@ -74,9 +87,11 @@ class Conveyor:
         self.seconds[name] = {"work": 0.0, "blocked": 0.0, "waited_for": 0.0}
         if not self._threaded:
             return self._inline(name, items, batches)
-        queue: deque[T | _End] = deque()
+        self._switching.begin()
+        queue = _LaneQueue(capacity, room)
+        self._queues.append(queue)
         thread = threading.Thread(
-            target=self._run, args=(name, items, queue, capacity, batches), name=f"donorloader-{name}", daemon=True
+            target=self._run, args=(name, items, queue, batches, size), name=f"donorloader-{name}", daemon=True
         )
         self._threads.append(thread)
         thread.start()
@@ -84,10 +99,10 @@ class Conveyor:
 
     def stop(self) -> None:
         """End all lanes and wait for their threads. Safe to call at any time, from any thread, more than once."""
-        with self._changed:
-            self._stopping.set()
-            self._changed.notify_all()
-        # a garbage collection may run this on a lane, which must not wait for its siblings: it may hold the lock
+        self._stopping.set()
+        for queue in self._queues:
+            queue.wake(drop=True)
+        # a garbage collection may run this on a lane, which must not wait for its siblings: one may wait for it
         if threading.current_thread() not in self._threads:
             for thread in self._threads:
                 thread.join(_JOIN_SECONDS)
@@ -95,6 +110,7 @@ class Conveyor:
             _close(source)
         self._sources.clear()
         self._failure = None
+        self._switching.end()
         atexit.unregister(self.stop)
 
     @property
@@ -122,56 +138,59 @@ class Conveyor:
             del item
 
     def _run[T](
-        self, name: str, items: Iterable[T], queue: deque[T | _End], capacity: int, batches: Callable[[T], int]
+        self,
+        name: str,
+        items: Iterable[T],
+        queue: _LaneQueue,
+        batches: Callable[[T], int],
+        size: Callable[[T], int],
     ) -> None:
         done, seconds, iterator = 0, self.seconds[name], iter(items)
         try:
             while True:
                 start = time.perf_counter()
-                item: T | _End = next(iterator, _END)
-                seconds["work"] += time.perf_counter() - start
-                start = time.perf_counter()
-                with self._changed:
-                    self._changed.wait_for(lambda: len(queue) < capacity or self.stopped)
-                    seconds["blocked"] += time.perf_counter() - start
+                item: T | _Mark = next(iterator, _END)
+                finished = time.perf_counter()
+                seconds["work"] += finished - start
+                if item is _END:
+                    queue.put(item, 0)
+                    return
+                done += batches(item)  # type: ignore[arg-type]
+                while not queue.put(item, size(item)):  # type: ignore[arg-type]
                     if self.stopped:
                         return
-                    queue.append(item)
-                    self._changed.notify_all()
-                if isinstance(item, _End):
-                    return
-                done += batches(item)
+                seconds["blocked"] += time.perf_counter() - finished
                 del item  # or this frame keeps the batch alive while the next one is made
         except _Stopped:
             pass
         except BaseException as error:  # whatever it is, the reader must learn of it
             self._note(error, name, done)
-            with self._changed:
+            with self._lock:
                 if self._failure is None:
                     self._failure = error
-                self._changed.notify_all()
+            for each in self._queues:
+                each.wake()
         finally:
             _close(iterator)
 
-    def _take[T](self, name: str, queue: deque[T | _End]) -> Iterator[T]:
+    def _take(self, name: str, queue: _LaneQueue) -> Iterator[Any]:
         on_lane = self._threads
+        seconds = self.seconds[name]
+        item: Any = _WAKE
         while True:
-            start = time.perf_counter()
-            with self._changed:
-                self._changed.wait_for(lambda: queue or self._failure is not None or self.stopped)
-                self.seconds[name]["waited_for"] += time.perf_counter() - start
+            if self._failure is not None or self._stopping.is_set():
                 if threading.current_thread() in on_lane:
-                    if self._failure is not None or self.stopped:
-                        raise _Stopped
-                elif self._failure is not None:
+                    raise _Stopped
+                if self._failure is not None:
                     raise self._failure
-                elif self.stopped:
-                    return
-                item = queue.popleft()
-                self._changed.notify_all()
-            if isinstance(item, _End):
                 return
-            yield item
+            start = time.perf_counter()
+            item = queue.get()
+            seconds["waited_for"] += time.perf_counter() - start
+            if item is _END:
+                return
+            if item is not _WAKE:
+                yield item
             del item
 
     def _note(self, error: BaseException, name: str, batch: int) -> None:
@@ -180,11 +199,60 @@ class Conveyor:
         error.add_note(f"{_NOTE}raised in lane {name!r}, at batch {batch} of epoch {self.epoch}")
 
 
-class _End:
-    """Marks the end of a lane's items in its queue."""
+class _LaneQueue:
+    """Bounded queue between one lane and its one reader.
+
+    Made of two :class:`queue.SimpleQueue`, one for the items and one for what the reader takes out: these are in C,
+    take an item that is there without giving up the interpreter's lock, and may be put to inside of a finalizer. A
+    condition variable costs the loop several milliseconds at a time, while other threads run Python code.
+    """
+
+    def __init__(self, capacity: int, room: int | None):
+        self._capacity, self._room = max(1, capacity), room
+        self._items: SimpleQueue[tuple[Any, int]] = SimpleQueue()
+        self._taken: SimpleQueue[int] = SimpleQueue()
+        self._count = self._held = 0  # the lane alone keeps count
+
+    def put(self, item: Any, size: int) -> bool:
+        """Wait for room and add an item; `False` if :meth:`wake` was called meanwhile, and the item is not in."""
+        while self._full(size) or not self._taken.empty():
+            taken = self._taken.get()
+            if taken < 0:
+                return False
+            self._count -= 1
+            self._held -= taken
+        self._items.put((item, size))
+        self._count += 1
+        self._held += size
+        return True
+
+    def _full(self, size: int) -> bool:
+        if self._count >= self._capacity:
+            return True
+        return self._room is not None and self._count > 0 and self._held + size > self._room
+
+    def get(self) -> Any:
+        """Wait for the next item and take it out; `_WAKE` if :meth:`wake` was called."""
+        item, size = self._items.get()
+        if item is not _WAKE:
+            self._taken.put(size)
+        return item
+
+    def wake(self, *, drop: bool = False) -> None:
+        """Let both sides look up, whatever they wait for; with `drop`, let go of the items too."""
+        if drop:
+            with suppress(Empty):
+                while True:
+                    self._items.get_nowait()
+        self._items.put((_WAKE, 0))
+        self._taken.put(-1)
 
 
-_END = _End()
+class _Mark:
+    """Stands for no item in a queue."""
+
+
+_END, _WAKE = _Mark(), _Mark()
 
 
 def _close(iterator: Any) -> None:

@@ -2,7 +2,7 @@
 
 from ._bag import BagRequest, BagSampler
 from ._donor import DonorRequest, DonorSampler, donor_requests
-from ._epoch import EpochSampler
+from ._epoch import EpochSampler, RequestPlan
 from ._geometry import WINDOW_CELLS, Geometry, choose_geometry
 from ._replay import pass_generator, replay, replica
 from ._rows import complete_requests, request_rows
@@ -16,6 +16,7 @@ __all__ = [
     "DonorSampler",
     "EpochSampler",
     "Geometry",
+    "RequestPlan",
     "SubsetSampler",
     "choose_geometry",
     "complete_requests",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired
 
 import numpy as np
 from annbatch.abc import Sampler
 from annbatch.types import LoadRequest
 
-from ._rows import cover_rows
+from ._rows import cover_rows, split_evenly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -19,7 +19,7 @@ __all__ = ["BagRequest", "BagSampler"]
 
 
 class BagRequest(LoadRequest):
-    """A load request whose batches are whole bags.
+    """A load request whose batches are whole bags, or which is a part of one batch.
 
     Attributes
     ----------
@@ -27,10 +27,14 @@ class BagRequest(LoadRequest):
         Per batch, (n_bags,) int64: which bags it holds.
     offsets
         Per batch, (n_bags + 1,) int64: bag i is cells ``offsets[i]`` to ``offsets[i + 1]`` of the batch.
+    part_of
+        Only where a batch is too large for one request: the cells of the whole batch, of which the request's only
+        split holds the next ones. `bags` and `offsets` are those of the whole batch.
     """
 
     bags: list[NDArray[np.int64]]
     offsets: list[NDArray[np.int64]]
+    part_of: NotRequired[int]
 
 
 class BagSampler(Sampler):
@@ -61,7 +65,9 @@ class BagSampler(Sampler):
     shuffle
         Whether bags, and cells in them, come in random order. Subsets of cells are random in any case.
     window_cells
-        Cells that are read at once: as many batches as fit, at least one. Bounds memory whatever the sizes of bags.
+        Cells that are read at once: as many batches as fit. Bounds memory whatever the sizes of bags: a batch of more
+        cells is read in parts. The cells of a bag that is larger are shuffled within stretches of so many rows, and
+        these among each other.
     rng
         Generator of the order; a loader replaces it by that of each epoch.
 
@@ -151,19 +157,26 @@ class BagSampler(Sampler):
             raise ValueError(f"codes must tell the bag of each of the {n_obs:,} cells, but has {self._n_obs:,}.")
 
     def _sample(self, n_obs: int) -> Iterator[BagRequest]:
-        bags = self._draw_bags()
-        window: list[tuple[NDArray[np.int64], list[NDArray[np.int64]]]] = []
+        window: list[_Batch] = []
         cells = 0
-        for start in range(0, bags.size, self._bags_per_batch):
-            batch = bags[start : start + self._bags_per_batch]
-            size = sum(self._size(bag) for bag in batch)
-            if window and cells + size > self._window_cells:
+        for batch in self._draw_batches():
+            if window and cells + batch.rows.size > self._window_cells:
                 yield _request(window)
                 window, cells = [], 0
-            window.append((batch, [self._draw_cells(bag) for bag in batch]))
-            cells += size
+            if batch.rows.size > self._window_cells:
+                yield from _parts(batch, self._window_cells)
+                continue
+            window.append(batch)
+            cells += batch.rows.size
         if window:
             yield _request(window)
+
+    def _draw_batches(self) -> Iterator[_Batch]:
+        bags = self._draw_bags()
+        for start in range(0, bags.size, self._bags_per_batch):
+            chosen = bags[start : start + self._bags_per_batch]
+            rows = [self._draw_cells(bag) for bag in chosen]
+            yield _Batch(chosen, np.cumsum([0, *(part.size for part in rows)]), np.concatenate(rows))
 
     def _draw_bags(self) -> NDArray[np.int64]:
         if self._chances is not None:
@@ -181,10 +194,15 @@ class BagSampler(Sampler):
         wanted = self._size(bag)
         if wanted < rows.size:
             rows = self._rng.choice(rows, size=wanted, replace=False)
-            return rows if self._shuffle else np.sort(rows)
         if wanted > rows.size:
             rows = np.concatenate([rows, self._rng.choice(rows, size=wanted - rows.size)])
-        return self._rng.permutation(rows) if self._shuffle else rows
+        if not self._shuffle:
+            return np.sort(rows)
+        if wanted <= self._window_cells:
+            return self._rng.permutation(rows)
+        # read in parts: each a stretch of rows that lie near each other, or every part would decode all chunks
+        stretches = split_evenly(np.sort(rows), self._window_cells)
+        return np.concatenate([self._rng.permutation(stretches[i]) for i in self._rng.permutation(len(stretches))])
 
 
 def _group(codes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -196,14 +214,39 @@ def _group(codes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return order, np.searchsorted(codes[order], np.arange(n_bags + 1))
 
 
-def _request(window: list[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]) -> BagRequest:
+class _Batch(NamedTuple):
+    """Bags of a batch, where each begins, and the (n_cells,) rows of all, bag after bag."""
+
+    bags: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
+def _request(window: Sequence[_Batch]) -> BagRequest:
     """One read of several batches: each row once, in ascending order, however often and wherever it is wanted."""
-    wanted = [np.concatenate(parts) for _, parts in window]
-    distinct, place = np.unique(np.concatenate(wanted), return_inverse=True)
-    runs, position = cover_rows(distinct)
+    runs, position = _cover(np.concatenate([batch.rows for batch in window]))
     return {
         "requests": runs,
-        "splits": np.split(position[place], np.cumsum([w.size for w in wanted])[:-1]),
-        "bags": [np.asarray(bags, dtype=np.int64) for bags, _ in window],
-        "offsets": [np.cumsum([0, *(part.size for part in parts)]) for _, parts in window],
+        "splits": np.split(position, np.cumsum([batch.rows.size for batch in window])[:-1]),
+        "bags": [batch.bags for batch in window],
+        "offsets": [batch.offsets for batch in window],
     }
+
+
+def _parts(batch: _Batch, size: int) -> Iterator[BagRequest]:
+    """Several reads of one batch."""
+    for rows in split_evenly(batch.rows, size):
+        runs, position = _cover(rows)
+        yield {
+            "requests": runs,
+            "splits": [position],
+            "bags": [batch.bags],
+            "offsets": [batch.offsets],
+            "part_of": batch.rows.size,
+        }
+
+
+def _cover(rows: NDArray[np.int64]) -> tuple[list[slice], NDArray[np.int64]]:
+    distinct, place = np.unique(rows, return_inverse=True)
+    runs, position = cover_rows(distinct)
+    return runs, position[place]

@@ -118,7 +118,7 @@ class DonorSampler(Sampler):
 
 
 def donor_requests(requests: Iterable[LoadRequest], codes: NDArray[Any]) -> Iterator[DonorRequest]:
-    """Load requests of cells, told in donors.
+    """Load requests of cells, told in donors; the parts of a batch that takes several requests become one.
 
     Parameters
     ----------
@@ -128,6 +128,7 @@ def donor_requests(requests: Iterable[LoadRequest], codes: NDArray[Any]) -> Iter
         (n_cells,) the donor of each cell, as for :class:`DonorSampler`.
     """
     n_donors = int(codes.max()) + 1 if codes.size else 0
+    parts: list[NDArray[np.int64]] = []  # of a batch that is read in several requests
     for request in requests:
         if not request["splits"]:
             continue
@@ -135,10 +136,17 @@ def donor_requests(requests: Iterable[LoadRequest], codes: NDArray[Any]) -> Iter
         drawn = codes[request_rows(request["requests"])][np.concatenate(request["splits"])]
         if drawn.min() < 0:
             raise ValueError("The sampler draws a cell that is not selected (its donor code is -1).")
+        sizes = [len(split) for split in request["splits"]]
+        more = cast("dict[str, Any]", request)
+        if (whole := more.get("part_of")) is not None:
+            parts.append(drawn)
+            sizes = [sum(part.size for part in parts)]
+            if sizes[0] < whole:
+                continue
+            drawn, parts = np.concatenate(parts), []
         donors, position = _distinct(drawn, n_donors)
-        batches = np.split(position, np.cumsum([len(split) for split in request["splits"]])[:-1])
-        offsets = cast("dict[str, Any]", request).get("offsets")
-        if offsets is None:
+        batches = np.split(position, np.cumsum(sizes)[:-1])
+        if (offsets := more.get("offsets")) is None:
             pairs = [_distinct(batch, donors.size) for batch in batches]
         else:
             pairs = [_by_bag(batch, bounds) for batch, bounds in zip(batches, offsets, strict=True)]
@@ -146,7 +154,7 @@ def donor_requests(requests: Iterable[LoadRequest], codes: NDArray[Any]) -> Iter
             "requests": donors,
             "splits": [split for split, _ in pairs],
             "donor_idx": [index for _, index in pairs],
-            "bags": cast("dict[str, Any]", request).get("bags"),
+            "bags": more.get("bags"),
         }
 
 

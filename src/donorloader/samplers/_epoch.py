@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from annbatch.abc import Sampler
@@ -17,7 +17,22 @@ if TYPE_CHECKING:
 
     from annbatch.types import LoadRequest
 
-__all__ = ["EpochSampler"]
+__all__ = ["EpochSampler", "RequestPlan"]
+
+
+class RequestPlan(NamedTuple):
+    """What a load request holds.
+
+    Attributes
+    ----------
+    sizes
+        Cells of each of its batches, or of its part of one.
+    part_of
+        Cells of the whole batch, where the request is a part of it; else `None`.
+    """
+
+    sizes: list[int]
+    part_of: int | None
 
 
 class EpochSampler(Sampler):
@@ -31,7 +46,7 @@ class EpochSampler(Sampler):
         With the epoch, what the order depends on.
     whole_windows
         Whether to ask for each load request as one batch, its rows in the order of the batches, which the caller then
-        cuts by the sizes that :meth:`arm` collects.
+        cuts as the plan that :meth:`arm` collects says.
     """
 
     def __init__(self, sampler: Sampler, *, seed: int, whole_windows: bool = False):
@@ -66,7 +81,7 @@ class EpochSampler(Sampler):
         """Let the wrapped sampler check its settings against `n_obs`."""
         self._sampler.validate(n_obs)
 
-    def arm(self, epoch: int, sizes: deque[list[int]] | None = None) -> None:
+    def arm(self, epoch: int, plan: deque[RequestPlan]) -> None:
         """Set the epoch of the next pass begun on this thread.
 
         One annbatch Loader serves every pass, also passes that run side by side on threads of their own, and it calls
@@ -76,26 +91,25 @@ class EpochSampler(Sampler):
         ----------
         epoch
             The epoch to run.
-        sizes
-            Gains, per load request, the list of its batch sizes.
+        plan
+            Gains an entry per load request, before its batches come.
         """
-        self._armed.epoch, self._armed.sizes = epoch, sizes
+        self._armed.epoch, self._armed.plan = epoch, plan
 
     def sample(self, n_obs: int) -> Iterator[LoadRequest]:
         """Load requests of the armed epoch."""
         if (epoch := getattr(self._armed, "epoch", None)) is None:
             raise RuntimeError("EpochSampler.sample needs `arm(epoch)` on the same thread before.")
-        sizes = self._armed.sizes
-        self._armed.epoch = self._armed.sizes = None
-        return self._run(replay(self._sampler, n_obs, seed=self._seed, epoch=epoch), sizes)
+        plan = self._armed.plan
+        self._armed.epoch = self._armed.plan = None
+        return self._run(replay(self._sampler, n_obs, seed=self._seed, epoch=epoch), plan)
 
-    def _run(self, requests: Iterator[LoadRequest], sizes: deque[list[int]] | None) -> Iterator[LoadRequest]:
+    def _run(self, requests: Iterator[LoadRequest], plan: deque[RequestPlan]) -> Iterator[LoadRequest]:
         for request in requests:
             splits = request["splits"]
             if not splits:
                 continue
-            if sizes is not None:
-                sizes.append([len(split) for split in splits])
+            plan.append(RequestPlan([len(split) for split in splits], cast("dict[str, Any]", request).get("part_of")))
             if self._whole_windows:
                 yield {**request, "splits": [np.concatenate(splits)]}
             else:

@@ -1,0 +1,113 @@
+"""A batch too large for one read: its parts, put together without holding all of them twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Parts"]
+
+# Room for stored values beyond what the first part lets expect. Pages that nothing is written to take no memory.
+_MARGIN = 1.2
+
+
+class Parts:
+    """The cells of one batch, as its parts arrive.
+
+    Parameters
+    ----------
+    n_cells
+        Cells of the whole batch.
+    """
+
+    def __init__(self, n_cells: int):
+        self.n_cells = n_cells
+        self._filled = 0
+        self._index = np.empty(n_cells, dtype=np.int64)
+        self._rows: _DenseRows | _SparseRows | _TensorRows | None = None
+
+    @property
+    def missing(self) -> int:
+        """Cells that are still to come."""
+        return self.n_cells - self._filled
+
+    def add(self, X: Any, index: NDArray[np.int64]) -> None:
+        """Take over the next cells: scipy CSR, numpy array, or torch tensor in CSR."""
+        if self._rows is None:
+            kind = _SparseRows if sp.issparse(X) else _TensorRows if isinstance(X, torch.Tensor) else _DenseRows
+            self._rows = kind(self.n_cells, X)
+        self._rows.add(X, self._filled)
+        self._index[self._filled : self._filled + index.size] = index
+        self._filled += index.size
+
+    def whole(self) -> tuple[Any, NDArray[np.int64]]:
+        """X and index of the whole batch, in the form of its parts."""
+        if self._rows is None or self.missing:
+            raise RuntimeError(f"A batch of {self.n_cells:,} cells lacks {self.missing:,}.")
+        return self._rows.whole(), self._index
+
+
+class _DenseRows:
+    def __init__(self, n_cells: int, first: NDArray[Any]):
+        self._out = np.empty((n_cells, first.shape[1]), dtype=first.dtype)
+
+    def add(self, X: NDArray[Any], start: int) -> None:
+        self._out[start : start + X.shape[0]] = X
+
+    def whole(self) -> NDArray[Any]:
+        return self._out
+
+
+class _SparseRows:
+    def __init__(self, n_cells: int, first: sp.csr_matrix):
+        self._n_columns, self._n_values = first.shape[1], 0
+        room = int(first.nnz * _MARGIN * n_cells / first.shape[0])
+        self._data = np.empty(room, dtype=first.data.dtype)
+        self._indices = np.empty(room, dtype=first.indices.dtype)
+        self._indptr = np.zeros(n_cells + 1, dtype=np.int64)
+
+    def add(self, X: sp.csr_matrix, start: int) -> None:
+        stop = self._n_values + X.nnz
+        if stop > self._data.size:
+            # moves pages instead of copying them, so that the old and the new are not held both
+            room = int(stop * _MARGIN)
+            self._data.resize(room, refcheck=False)
+            self._indices.resize(room, refcheck=False)
+        self._data[self._n_values : stop] = X.data
+        self._indices[self._n_values : stop] = X.indices
+        self._indptr[start + 1 : start + X.shape[0] + 1] = X.indptr[1:].astype(np.int64) + self._n_values
+        self._n_values = stop
+
+    def whole(self) -> sp.csr_matrix:
+        n = self._n_values
+        indptr = self._indptr.astype(self._indices.dtype) if n <= np.iinfo(self._indices.dtype).max else self._indptr
+        shape = (indptr.size - 1, self._n_columns)
+        return sp.csr_matrix((self._data[:n], self._indices[:n], indptr), shape=shape, copy=False)
+
+
+class _TensorRows:
+    """Parts that annbatch has put on a GPU; these are joined there, as one allocation after the other."""
+
+    def __init__(self, n_cells: int, first: torch.Tensor):
+        self._shape = (n_cells, first.shape[1])
+        self._parts: list[torch.Tensor] = []
+
+    def add(self, X: torch.Tensor, start: int) -> None:
+        self._parts.append(X)
+
+    def whole(self) -> torch.Tensor:
+        if self._parts[0].layout == torch.strided:
+            return torch.cat(self._parts)
+        ends = np.cumsum([part.values().numel() for part in self._parts])
+        starts = ends - [part.values().numel() for part in self._parts]
+        crow = [self._parts[0].crow_indices()[:1]]
+        crow += [part.crow_indices()[1:] + int(start) for part, start in zip(self._parts, starts, strict=True)]
+        columns = torch.cat([part.col_indices() for part in self._parts])
+        values = torch.cat([part.values() for part in self._parts])
+        return torch.sparse_csr_tensor(torch.cat(crow), columns, values, size=self._shape)
