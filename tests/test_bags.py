@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -14,11 +16,16 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 import donorloader as dl
-from _data import as_numpy
+from _data import as_numpy, genotype_adata, write_collection, x_values
 from donorloader.samplers import BagSampler, replay, request_rows
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from _data import Store
+
+# Bags of every kind of collection are wanted here, and most are not grouped
+pytestmark = pytest.mark.filterwarnings("ignore:Bags are read fastest:UserWarning")
 
 DISEASE = {f"d{i}": "sick" if i % 3 else "well" for i in range(13)}
 
@@ -143,6 +150,25 @@ class TestEveryBag:
         assert labels.size == 400
         assert 150 < labels.sum() < 250
 
+    def test_balance_counts_the_bags_that_are_drawn(self, store: Store) -> None:
+        """Bags that are too small to be drawn say nothing of the others."""
+        sizes = pd.Series(store.cells(3).donor).value_counts()
+        large = sizes.index[sizes >= 10]
+        table = pd.DataFrame({"kind": ["a" if d in (large[0], *sizes.index[sizes < 10]) else "b" for d in sizes.index]})
+        table.index = sizes.index
+        with dl.BagLoader(
+            store.cells(3).path,
+            labels="kind",
+            donor_table=table,
+            balance="kind",
+            min_cells=10,
+            small_bags="drop",
+            n_bags=600,
+        ) as loader:
+            labels = np.concatenate([as_numpy(b["labels"]) for b in loader])
+        assert (sizes < 10).sum() > 1
+        assert 240 < labels.sum() < 360
+
     def test_weights_by_id(self, store: Store) -> None:
         with dl.BagLoader(store.cells(3).path, donor_weights={"d1": 1, "d5": 3}, n_bags=100, max_cells=2) as loader:
             donors = pd.Series([d for b in loader for d in b["donors"]]).value_counts()
@@ -175,6 +201,26 @@ class TestLabels:
         table = pd.DataFrame({"score": np.arange(12.0)}, index=[f"d{i}" for i in range(12)])
         with pytest.raises(ValueError, match="'d12'"):
             dl.BagLoader(store.cells(3).path, labels="score", donor_table=table)
+
+    @pytest.mark.parametrize("place", ["donor table", "genotypes", "cells"])
+    def test_codes_do_not_depend_on_the_donors_chosen(self, store: Store, place: str) -> None:
+        """A split without any "a" must not take its "b" for code 0."""
+        kinds = {f"d{i}": "ab"[i % 2] for i in range(13)}
+        G, cells, options = None, store.cells(3).path, {}
+        if place == "donor table":
+            options["donor_table"] = pd.DataFrame({"kind": kinds})
+        elif place == "genotypes":
+            G, _ = with_disease(store)
+            G.obs["kind"] = [kinds.get(i, "b") for i in G.obs_names]
+        else:
+            cells = [a.copy() for a in store.cells(3).adatas]
+            for adata in cells:
+                adata.obs["kind"] = [kinds[str(d)] for d in adata.obs["donor_id"]]
+        for donors in (None, ["d1", "d3"], ["d1", "d2"]):
+            with dl.BagLoader(cells, G, labels="kind", donors=donors, **options) as loader:
+                assert list(loader.label_names) == ["a", "b"]
+                for batch in loader:
+                    assert batch["labels"].tolist() == ["ab".index(kinds[d]) for d in batch["donors"]]
 
     def test_no_such_column(self, store: Store) -> None:
         with pytest.raises(KeyError, match="'nothing' is a column of neither"):
@@ -227,6 +273,42 @@ class TestTensors:
         assert sorted(table.index) == sorted(f"d{i}" for i in range(13))
         assert all(float(donor[1:]) == value for donor, value in table["prediction"].items())
 
+    def test_what_cannot_be_used_is_said(self, store: Store, batch: dict[str, Any]) -> None:
+        with dl.BagLoader(store.cells(3).path, to="numpy") as loader:
+            arrays = next(iter(loader))
+        for function in (dl.pad_bags, dl.nested_bags, dl.to_torchmil):
+            with pytest.raises(TypeError, match="load with to='torch'"):
+                function(arrays)
+        with pytest.raises(TypeError, match="load with to='torch'"):
+            dl.bag_reduce(torch.zeros(3), arrays, "sum")
+        with pytest.raises(TypeError, match="densify=True"):
+            dl.bag_reduce(batch["X"], batch, "sum")
+        with pytest.raises(ValueError, match="no batch"):
+            dl.collect_bags([], [])
+        with pytest.raises(TypeError, match="donor_table must be a DataFrame"):
+            dl.BagLoader(store.cells(3).path, labels="kind", donor_table={"d1": 1})
+
+    def test_collect_from_the_loader(self, store: Store) -> None:
+        """By the order of the pass that was predicted, which the next one does not have."""
+
+        def number(batch: dict[str, Any]) -> torch.Tensor:
+            return torch.tensor([float(d[1:]) for d in batch["donors"]])
+
+        with dl.BagLoader(store.cells(3).path, bags_per_batch=5, cell_memory="1KB") as loader:
+            for _ in range(2):
+                tables = [
+                    dl.collect_bags(loader, [number(batch) for batch in loader]),
+                    dl.collect_bags(loader, (number(batch) for batch in loader)),
+                ]
+                for table in tables:
+                    assert sorted(table.index) == sorted(f"d{i}" for i in range(13))
+                    assert all(float(donor[1:]) == value for donor, value in table["prediction"].items())
+            assert [list(ids) for ids in loader.bag_ids(7)] != [list(ids) for ids in loader.bag_ids(8)]
+            with pytest.raises(ValueError, match="each of 3 batches, got 1"):
+                dl.collect_bags(loader, [torch.zeros(5)])
+            with pytest.raises(ValueError, match=r"each of 5 bags, got shape \(4,\)"):
+                dl.collect_bags(loader, [torch.zeros(4)] * 3)
+
     def test_torchmil_dict(self, store: Store) -> None:
         G, _ = with_disease(store)
         with dl.BagLoader(store.cells(3).path, G, labels="disease") as loader:
@@ -246,9 +328,11 @@ class TestTensors:
         ({"min_cells": 10_000, "small_bags": "drop", "max_cells": None}, "No bag is left"),
         ({"bags_per_batch": 0}, "bags_per_batch must be an integer of at least 1"),
         ({"n_bags": 4}, "needs weights"),
+        ({"bag_by": ["donor_id", "donor_id"]}, "each column once"),
         ({"bag_by": ["cell_type"]}, "must contain the donor column"),
         ({"balance": "cell_type", "donor_weights": {"d1": 1}}, "give one"),
         ({"donor_weights": {"d1": -1.0}}, "at least 0"),
+        ({"donor_weights": {"d1": 1.0, "who": 1.0}}, "no cells in use: 'who'"),
     ],
 )
 def test_options_are_checked(store: Store, options: dict[str, Any], match: str) -> None:
@@ -256,13 +340,109 @@ def test_options_are_checked(store: Store, options: dict[str, Any], match: str) 
         dl.BagLoader(store.cells(3).path, **options)
 
 
-def test_one_huge_bag_beside_small_ones() -> None:
-    """Windows hold the batches that fit, and a bag that does not fit has one to itself."""
+SIZES = {"one": 1, "two": 2, "seven": 7, "chunk": 64, "mid": 300, "large": 1500, "huge": 5000}
+
+
+@pytest.fixture(scope="session")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, bool], tuple[Path, np.ndarray]]:
+    """Collections of bags of 1 to 5,000 cells, by number of datasets and whether grouped, and the donor of each row."""
+    out = {}
+    root = tmp_path_factory.mktemp("uneven")
+    for n_datasets, grouped in itertools.product((1, 2, 4), (True, False)):
+        donors = np.random.default_rng(n_datasets).permutation(np.repeat(list(SIZES), list(SIZES.values())))
+        parts = [np.sort(part) if grouped else part for part in np.array_split(donors, n_datasets)]
+        donors, start, adatas = np.concatenate(parts).astype(object), 0, []
+        for part in parts:
+            obs = pd.DataFrame({"donor_id": pd.Categorical(part)}, index=[f"c{start + i}" for i in range(part.size)])
+            X = sparse.csr_matrix(x_values(part.size, start=start))
+            adatas.append(ad.AnnData(X, obs=obs, var=pd.DataFrame(index=[f"g{g}" for g in range(X.shape[1])])))
+            start += part.size
+        path = write_collection(root / f"{n_datasets}_{grouped}.zarr", adatas, rows_per_chunk=32)
+        out[n_datasets, grouped] = path, donors
+    return out
+
+
+class TestUnevenBags:
+    @given(
+        n_datasets=st.sampled_from([1, 2, 4]),
+        grouped=st.booleans(),
+        missing=st.sampled_from(["drop", "nan"]),
+        cell_memory=st.sampled_from(["20KB", "200KB", "512MB"]),
+        options=bag_settings(),
+    )
+    def test_are_their_donors(
+        self,
+        uneven: dict[tuple[int, bool], tuple[Path, np.ndarray]],
+        n_datasets: int,
+        grouped: bool,
+        missing: str,
+        cell_memory: str,
+        options: dict[str, Any],
+    ) -> None:
+        """Bags of 1 to 5,000 cells, in one read, or several, or many parts; one donor has no genotypes."""
+        path, donors = uneven[n_datasets, grouped]
+        G, ids, values = genotype_adata(np.array([d for d in SIZES if d != "mid"], dtype=object), "float32")
+        options |= {"window_cells": None, "cell_memory": cell_memory, "missing_donors": missing}
+        exact, low, high = (options.get(k) for k in ("exact_cells", "min_cells", "max_cells"))
+        low, high = (exact, exact) if exact else (low, high)
+        expected = {d for d, n in SIZES.items() if not (options.get("small_bags") == "drop" and low and n < low)}
+        if missing == "drop":
+            expected.discard("mid")
+        where = {donor: row for row, donor in enumerate(ids)}
+        with dl.BagLoader(path, G, **options) as loader:
+            seen = []
+            for batch in loader:
+                offsets, index, x = (as_numpy(batch[k]) for k in ("offsets", "index", "X"))
+                np.testing.assert_array_equal(x, np.concatenate([x_values(1, start=row) for row in index]))
+                for i, donor in enumerate(batch["donors"]):
+                    rows = index[offsets[i] : offsets[i + 1]]
+                    assert set(donors[rows]) == {donor}
+                    size = min(SIZES[donor], high) if high else SIZES[donor]
+                    if options.get("small_bags") == "resample" and low:
+                        size = max(size, low)
+                    assert rows.size == size
+                    assert len(set(rows)) == min(size, SIZES[donor])
+                    row = values[where[donor]] if donor in where else np.full(values.shape[1], np.nan)
+                    np.testing.assert_array_equal(as_numpy(batch["donor_features"][i]), row)
+                    seen.append(donor)
+        assert sorted(seen) == sorted(expected)
+
+    def test_a_donor_without_genotypes_is_an_error(self, uneven: Any) -> None:
+        path, _ = uneven[2, True]
+        G, *_ = genotype_adata(np.array([d for d in SIZES if d != "mid"], dtype=object), "float32")
+        with pytest.raises(ValueError, match="'mid'"):
+            dl.BagLoader(path, G)
+
+    def test_parts_are_shuffled(self, uneven: Any) -> None:
+        """A bag that is read in parts is in another order each epoch, and holds each cell once."""
+        path, _ = uneven[2, True]
+        with dl.BagLoader(path, donors=["huge"], max_cells=None, cell_memory="20KB") as loader:
+            first, second = ([as_numpy(b["index"]) for b in loader] for _ in range(2))
+        assert [rows.size for rows in first] == [5000]
+        assert (first[0] != second[0]).mean() > 0.9
+        assert (np.sort(first[0]) == np.sort(second[0])).all()
+        assert np.unique(first[0]).size == 5000
+
+    def test_collections_that_are_not_grouped_are_noticed(self, uneven: Any) -> None:
+        """Once, with the figure: how many more cells are decoded than used."""
+        (path, _), (grouped, _) = uneven[1, False], uneven[1, True]
+        with pytest.warns(UserWarning, match=r"fastest.*: (\d+\.\d) times.*groupby='donor_id'") as caught:
+            dl.BagLoader(path, max_cells=7, bags_per_batch=1, window_cells=7).close()
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            dl.BagLoader(grouped, max_cells=7, bags_per_batch=1, window_cells=7).close()
+
+
+def test_reads_obey_window_cells() -> None:
+    """Windows hold the batches that fit; a batch that does not is read in parts."""
     codes = np.concatenate([np.zeros(5000, dtype=int), np.repeat(np.arange(1, 101), 20)])
     sampler = BagSampler(codes, bags_per_batch=2, window_cells=400, rng=np.random.default_rng(0))
+    parts = 0
     for request in replay(sampler, codes.size, seed=0, epoch=0):
-        cells = sum(map(len, request["splits"]))
-        assert cells <= 400 or len(request["splits"]) == 1
+        assert sum(map(len, request["splits"])) <= 400
+        parts += "part_of" in request
+    assert parts == -(-5020 // 400)
 
 
 def test_one_cell_donor_and_no_genotypes() -> None:

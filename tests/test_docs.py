@@ -93,7 +93,7 @@ def commands(session: str) -> list[list[str]]:
 
 @pytest.fixture(scope="session")
 def raw_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that the pages speak of: two runs of cells, a PLINK panel, a smaller panel, a donor map, a study."""
+    """The files that the pages speak of: runs of cells, a PLINK panel and a smaller one, tables of donors, a study."""
     folder = tmp_path_factory.mktemp("raw")
     rng = np.random.default_rng(0)
     donors = [f"donor{i:02}" for i in range(12)]
@@ -118,6 +118,8 @@ def raw_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fewer = ad.AnnData(calls[:9], obs=pd.DataFrame(index=donors[:9]), var=pd.DataFrame(index=variants["sid"]))
     fewer.write_h5ad(folder / "panel_of_fewer.h5ad")
     (folder / "donor_map.tsv").write_text("donor00\tdonor01\n")
+    donor_table = pd.DataFrame({"disease": ["case", "control"] * 6, "age": range(40, 52)}, index=donors)
+    donor_table.to_csv(folder / "donors.csv", index_label="donor_id")
     dl.prepare([folder / "run1.h5ad", folder / "run2.h5ad"], folder / "panel.bed", out=folder / "study", progress=False)
     return folder
 

@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
+from scipy import sparse
 
 import donorloader as dl
-from _data import SIZES, make_cells
+from _data import SIZES, make_cells, write_collection
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc"),
@@ -45,16 +46,23 @@ def write_wide(path: Path, n_donors: int, n_variants: int, *, chunks: tuple[int,
 
 def peak_of_a_pass(cells: Path, genotypes: Path, n_variants: int, options: dict[str, Any]) -> int:
     """Highest resident size of a process that makes one pass. Unit: bytes."""
-    script = f"""
+    return peak_of(
+        f"""
         import donorloader as dl
         with dl.DonorLoader({str(cells)!r}, {str(genotypes)!r}, **{options!r}) as loader:
             widths = {{batch["donor_features"].shape[1] for batch in loader}}
         assert widths == {{{n_variants}}}, widths
-        print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")))
-    """
+        """
+    )
+
+
+def peak_of(script: str) -> int:
+    """Highest resident size of a process that runs a script. Unit: bytes."""
+    script = textwrap.dedent(script)
+    script += '\nprint(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")))'
     path = os.pathsep.join([str(Path(dl.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        [sys.executable, "-W", "ignore", "-c", script],
         capture_output=True,
         text=True,
         check=False,
@@ -109,3 +117,35 @@ def test_rows_that_stay_obey_their_budget(cells: Path, tmp_path: Path) -> None:
         peak_of_a_pass(cells, genotypes, 1_000_000, options | {"genotype_memory": memory}) for memory in ("1GB", "4MB")
     ]
     assert peaks[0] - peaks[1] > 20 * MB, f"{peaks[0] / MB:.0f} and {peaks[1] / MB:.0f} MB"
+
+
+def test_one_huge_bag_beside_small_ones(tmp_path: Path) -> None:
+    """A bag of 200,000 cells beside a hundred of 200: the budget for cells, plus that bag, and no copy of it."""
+    budget, per_cell, n_genes = 128 * MB, 200, 2000
+    sizes = {"huge": 200_000} | {f"small{i:03d}": 200 for i in range(100)}
+    n = sum(sizes.values())
+    rng = np.random.default_rng(0)
+    X = sparse.csr_matrix(
+        (np.ones(n * per_cell, np.float32), rng.integers(0, n_genes, n * per_cell), np.arange(n + 1) * per_cell),
+        shape=(n, n_genes),
+    )
+    obs = pd.DataFrame({"donor_id": pd.Categorical(np.repeat(list(sizes), list(sizes.values())))})
+    var = pd.DataFrame(index=[f"g{i}" for i in range(n_genes)])
+    adata = ad.AnnData(X, obs=obs.set_axis(obs.index.astype(str)), var=var)
+    path = write_collection(tmp_path / "cells.zarr", [adata], rows_per_chunk=32)
+    bag = 200_000 * per_cell * (4 + 4)  # values and column numbers
+
+    def peak(donors: list[str] | None) -> int:
+        options = {"max_cells": None, "cell_memory": budget, "donors": donors, "bags_per_batch": 2}
+        return peak_of(
+            f"""
+            import donorloader as dl
+            with dl.BagLoader({str(path)!r}, **{options!r}) as loader:
+                sizes = [n for batch in loader for n in batch["offsets"].diff().tolist()]
+            assert max(sizes) == {200_000 if donors is None else 200}, max(sizes)
+            """
+        )
+
+    alone, both = peak(list(sizes)[1:3]), peak(None)
+    assert both - alone > bag / 2, "the huge bag was held"
+    assert both - alone < budget + bag, f"{(both - alone) / MB:.0f} MB above a pass of two small bags"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -613,3 +614,40 @@ class TestStudy:
                 np.testing.assert_array_equal(batch["donor_features"], [rows[d] for d in batch["unique_donors"]])
                 seen += row.size
         assert seen == sum(SIZE)
+
+
+class TestBags:
+    """The same cells once more, grouped by donor."""
+
+    def test_cells_of_a_donor_lie_together(self, tmp_path: Path) -> None:
+        bed, _ = panel(tmp_path)
+        study = dl.prepare(datasets(SIZE), bed, out=tmp_path / "study", memory="1100MB")
+        assert study.bags is not None
+        cells = assert_same_cells(study.bags)
+        start = 0
+        for group in open_collection(study.bags):
+            donors = ad.io.read_elem(group["obs"])["donor_id"].to_numpy()
+            assert (donors[1:] != donors[:-1]).sum() == len(set(donors)) - 1
+            rows = cells.obs["row"].to_numpy()[start : start + donors.size]
+            assert any((np.diff(rows[donors == donor]) < 0).any() for donor in set(donors)), "cells are shuffled"
+            start += donors.size
+        with warnings.catch_warnings(), dl.BagLoader(study, max_cells=None) as loader:
+            warnings.simplefilter("error")
+            index = np.concatenate([batch["index"] for batch in loader])
+        assert sorted(index) == list(range(sum(SIZE)))
+
+    def test_can_be_left_out(self, tmp_path: Path) -> None:
+        study = dl.prepare(datasets(SIZE), out=tmp_path / "study", bags=False)
+        assert study.bags is None
+        assert not (tmp_path / "study" / "bags.zarr").exists()
+        with dl.BagLoader(study) as loader:
+            assert sorted({d for b in loader for d in b["donors"]}) == sorted(donor_ids())
+
+    def test_labels_come_from_obs_of_the_genotypes(self, tmp_path: Path) -> None:
+        """Annotation of the donors is kept, and is where labels are looked up."""
+        G, *_ = genotype_adata(donor_ids())
+        G.obs["disease"] = pd.Categorical(["sick" if i % 3 else "well" for i in range(G.n_obs)])
+        study = dl.prepare(datasets(SIZE), G, out=tmp_path / "study")
+        with dl.BagLoader(study, labels="disease") as loader:
+            for batch in loader:
+                assert [loader.label_names[i] for i in batch["labels"]] == list(G.obs.loc[batch["donors"], "disease"])

@@ -169,3 +169,65 @@ class TestPatients:
         assert all(f"'{patient}'" in text for patient in patients[:5])
         assert all(f"'{sample}'" in text for sample in ("S0", "S1", "S10", "S11", "S12"))
         assert not (tmp_path / "study").exists()
+
+
+@pytest.fixture(scope="module")
+def patients_study(tmp_path_factory: pytest.TempPathFactory) -> dl.Study:
+    return dl.prepare(TestPatients.FILE, out=tmp_path_factory.mktemp("patients") / "study", donor_key="patient")
+
+
+@pytest.fixture(scope="module")
+def patients() -> ad.AnnData:
+    return ad.read_h5ad(TestPatients.FILE)
+
+
+class TestBagsOfPatients:
+    """The same file as bags: its patients, and its finer groups."""
+
+    def check(self, loader: dl.BagLoader, names: Any, cells: ad.AnnData, by: list[str]) -> None:
+        """Each bag once, with all the cells of its group and no others, as they are in the file."""
+        groups: dict[Any, set[str]] = {}
+        for name, *values in cells.obs[by].itertuples():
+            groups.setdefault(tuple(values) if len(by) > 1 else values[0], set()).add(name)
+        seen = []
+        with loader:
+            for batch in loader:
+                mine = cells[names[batch["index"]]]
+                np.testing.assert_array_equal(batch["X"].toarray(), mine.X.toarray())
+                for i, bag in enumerate(batch["donors"]):
+                    rows = slice(*batch["offsets"][i : i + 2])
+                    assert mine.obs_names[rows].is_unique
+                    assert set(mine.obs_names[rows]) == groups[bag]
+                    seen.append(bag)
+                    if "source" in by:
+                        assert loader.label_names[batch["labels"][i]] == bag[by.index("source")]
+        assert len(seen) == len(groups)
+        assert set(seen) == set(groups)
+
+    @pytest.mark.parametrize("stored", [True, False], ids=["study", "in memory"])
+    @pytest.mark.parametrize("by", [["patient"], ["patient", "source"]], ids="+".join)
+    def test_each_bag_is_its_group(
+        self, patients_study: dl.Study, patients: ad.AnnData, by: list[str], stored: bool
+    ) -> None:
+        options: dict[str, Any] = {"bags_per_batch": 4, "to": "numpy"}
+        if len(by) > 1:
+            options |= {"bag_by": by, "labels": "source"}
+        if stored:
+            names = DatasetCollection(str(patients_study.bags), mode="r").obs(["patient"]).index.to_numpy()
+            loader = dl.BagLoader(patients_study, **options)
+        else:
+            names = patients.obs_names.to_numpy()
+            loader = dl.BagLoader(patients, donor_key="patient", **options)
+        self.check(loader, names, patients, by)
+
+    def test_labels_that_vary_in_a_patient_are_refused(self, patients_study: dl.Study, patients: ad.AnnData) -> None:
+        varying = patients.obs.groupby("patient", observed=True)["source"].nunique() > 1
+        for source, options in ((patients_study, {}), (patients, {"donor_key": "patient"})):
+            with pytest.raises(ValueError, match="'source' must be constant in each bag") as error:
+                dl.BagLoader(source, labels="source", **options)
+            text = str(error.value)
+            assert f"varies in {varying.sum()} of {varying.size}" in text
+            (named,) = (patient for patient in varying.index if f"{patient!r}" in text)
+            assert varying[named]
+            assert all(f"{found!r}" in text for found in patients.obs["source"][patients.obs["patient"] == named])
+            assert "bag_by=" in text

@@ -3,6 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from .attach import attach_donor_features
+from .bag_dataset import BagDataset, collate_bags
 from .bag_tensors import bag_reduce, collect_bags, nested_bags, pad_bags, to_torchmil
 from .bags import BagLoader
 from .genotypes import GenotypeStore, open_genotypes
@@ -17,6 +18,7 @@ except PackageNotFoundError:  # imported from a source tree that is not installe
     __version__ = "0+unknown"
 
 __all__ = [
+    "BagDataset",
     "BagLoader",
     "BagSampler",
     "DonorLoader",
@@ -26,6 +28,7 @@ __all__ = [
     "SubsetSampler",
     "attach_donor_features",
     "bag_reduce",
+    "collate_bags",
     "collect_bags",
     "nested_bags",
     "open_genotypes",

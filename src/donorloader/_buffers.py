@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["BufferPool"]
 
 _SMALL = 1 << 18  # below this the allocator recycles memory by itself
+_HUGE = 1 << 32  # above this memory is given back: what one huge bag took would be held for good
 
 
 class _Lease:
@@ -68,7 +69,7 @@ class BufferPool:
 
     def _take(self, nbytes: int) -> NDArray[np.uint8]:
         with self._lock:
-            fitting = [i for i, m in enumerate(self._free) if nbytes <= m.nbytes <= 2 * nbytes]
+            fitting = [i for i, m in enumerate(self._free) if nbytes <= m.nbytes <= 2.25 * nbytes]
             if fitting:
                 return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
         # with some room, so that the next array of about this size fits
@@ -78,6 +79,8 @@ class BufferPool:
         # may run inside a garbage collection that this very thread's `_take` set off: never wait for the lock
         if self._lock.acquire(blocking=False):
             try:
+                if memory.nbytes > _HUGE:
+                    return
                 if len(self._free) >= self._keep:
                     self._free.pop(0)
                 self._free.append(memory)

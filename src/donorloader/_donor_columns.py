@@ -39,15 +39,21 @@ class BagColumn:
                 "in, or leave the donors out with donors=…"
             )
         self.categories: NDArray[np.object_] | None = None
-        if isinstance(values.dtype, pd.CategoricalDtype) or not pd.api.types.is_numeric_dtype(values.dtype):
-            categorical = pd.Categorical(values) if values.dtype != bool else pd.Categorical(values.astype(str))
-            self.values = categorical.codes.astype(np.int64)
-            self.categories = np.asarray(categorical.categories, dtype=object)
+        if isinstance(values.dtype, pd.CategoricalDtype):
+            self.values = values.cat.codes.to_numpy(dtype=np.int64)
+            self.categories = np.asarray(values.cat.categories, dtype=object)
         elif pd.api.types.is_bool_dtype(values.dtype):
             self.values = values.to_numpy(dtype=np.int64)
             self.categories = np.array([False, True], dtype=object)
         else:
             self.values = values.to_numpy(dtype=np.float32)
+
+
+def _coded(values: Any) -> Any:
+    """A column with its text as categories: those of the whole column, so that every split has the same codes."""
+    if isinstance(values.dtype, pd.CategoricalDtype) or pd.api.types.is_numeric_dtype(values.dtype):
+        return values
+    return pd.Categorical(values)
 
 
 def bag_codes(tables: Tables, bag_by: list[str] | None) -> tuple[NDArray[np.int64], list[Any], NDArray[np.int64]]:
@@ -77,6 +83,8 @@ def bag_codes(tables: Tables, bag_by: list[str] | None) -> tuple[NDArray[np.int6
     match = tables.match
     if bag_by is None:
         return match.codes, list(match.ids), np.arange(match.ids.size)
+    if len(set(bag_by)) < len(bag_by):
+        raise ValueError(f"bag_by must name each column once, got {bag_by}.")
     if tables.donor_key not in bag_by:
         raise ValueError(
             f"bag_by must contain the donor column {tables.donor_key!r}, got {bag_by}: a bag is of one donor."
@@ -118,6 +126,11 @@ def bag_column(
     ValueError
         If it varies within a bag, or a bag has no value.
     """
+    if donor_table is not None and not isinstance(donor_table, pd.DataFrame):
+        raise TypeError(
+            f"donor_table must be a DataFrame with donor ids as index, got {type(donor_table).__name__}. "
+            "Make one with pandas.DataFrame(...).set_index(...)."
+        )
     donor_ids = tables.match.ids[donors]
     for what, frame in (("the donor table", donor_table), ("obs of the genotypes", _store_obs(tables))):
         if frame is None or name not in frame:
@@ -125,7 +138,7 @@ def bag_column(
         index = as_text(frame.index, f"the index of {what}")
         if repeated := duplicates(index):
             raise ValueError(f"{what} must have one row per donor, but {shorten(repeated)} occur more than once.")
-        column = pd.Series(frame[name].array, index=index).reindex(donor_ids)
+        column = pd.Series(_coded(frame[name].array), index=index).reindex(donor_ids)
         return BagColumn(name, column.set_axis(_labels(ids)))
     if not any(name in dataset.columns for dataset in tables.source.datasets):
         raise KeyError(
@@ -144,7 +157,7 @@ def bag_column(
         )
     where = np.zeros(len(ids), dtype=np.int64)
     where[codes[used]] = np.flatnonzero(used)
-    return BagColumn(name, values.iloc[where].set_axis(_labels(ids)))
+    return BagColumn(name, pd.Series(_coded(values.array)).iloc[where].set_axis(_labels(ids)))
 
 
 def _labels(ids: list[Any]) -> pd.Index[Any]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from donorloader._tables import Tables
     from donorloader.cells import CellBatch
     from donorloader.genotypes import GenotypeBatch
+    from donorloader.samplers import DonorRequest
 
 __all__ = ["Engine"]
 
@@ -86,6 +87,11 @@ class Engine:
         """Number of batches of a pass."""
         return self._sampler.n_batches(self._source.n_obs)
 
+    def plan(self, epoch: int) -> Iterator[DonorRequest]:
+        """The donors of every batch of a pass, without reading anything."""
+        sampler = DonorSampler(self._sampler.sampler, self._match.codes, seed=self._sampler.seed, epoch=epoch)
+        return sampler.sample(self._source.n_obs)
+
     def start(self, epoch: int) -> Pass:
         """Begin a pass; its lanes run at once."""
         conveyor = Conveyor(epoch, threads=self._options.prefetch != 0)
@@ -136,8 +142,7 @@ class Engine:
         return conveyor.lane("dense cells", dense, capacity=_HAND_OVER, room=self._room, size=_size)
 
     def _genotype_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[GenotypeBatch]:
-        sampler = DonorSampler(self._sampler.sampler, self._match.codes, seed=self._sampler.seed, epoch=epoch)
-        windows = plan_windows(sampler.sample(self._source.n_obs), self._table, self._pool)
+        windows = plan_windows(self.plan(epoch), self._table, self._pool)
         if self._table is not None and not self._table.resident:
             # reading is a lane of its own, so that the next window is read while this one is gathered
             windows = conveyor.lane("genotype rows", windows, capacity=1, batches=lambda w: len(w[0]["splits"]))
@@ -159,10 +164,17 @@ class Engine:
         if self._add_fields is not None:
             self._add_fields(batch, genotypes)
         if self._options.to == "torch":
-            for key, value in batch.items():
-                if sp.issparse(value) or (isinstance(value, np.ndarray) and value.dtype != object):
-                    batch[key] = to_torch(value)
+            _tensors(batch)
         return batch
+
+
+def _tensors(fields: dict[str, Any]) -> None:
+    """Turn arrays and matrices into tensors, in place."""
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            _tensors(value)
+        elif sp.issparse(value) or (isinstance(value, np.ndarray) and value.dtype != object):
+            fields[key] = to_torch(value)
 
 
 def _size(batch: CellBatch | dict[str, Any]) -> int:

@@ -98,7 +98,8 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         """Where the time of the last pass went, per lane. Unit: seconds.
 
         ``work``: making its items. ``blocked``: waiting for room, i.e. for a slower reader. ``waited_for``: time that
-        its reader waited for it: the lane to look at, where the loop is slow.
+        its reader waited for it. Of ``join`` the reader is the loop, of ``cells`` and ``genotypes`` it is the join:
+        where the loop waits, the one of these that is waited for is slow.
         """
         return pd.DataFrame.from_dict(self._engine.seconds, orient="index", columns=["work", "blocked", "waited_for"])
 

@@ -15,6 +15,10 @@ from donorloader.cells import fill_dense
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
+    from donorloader.bags import BagLoader
+
 __all__ = ["bag_reduce", "collect_bags", "nested_bags", "pad_bags", "to_torchmil"]
 
 # Fresh pages cost more than filling them
@@ -39,7 +43,7 @@ def pad_bags(batch: dict[str, Any], *, length: int | None = None) -> tuple[torch
     mask
         (n_bags, length) bool, whether there is a cell.
     """
-    X, offsets = batch["X"], batch["offsets"]
+    X, offsets = _tensors(batch, "pad_bags")
     sizes = offsets.diff()
     longest = int(sizes.max())
     length = longest if length is None else length
@@ -58,11 +62,11 @@ def pad_bags(batch: dict[str, Any], *, length: int | None = None) -> tuple[torch
 
 def nested_bags(batch: dict[str, Any]) -> torch.Tensor:
     """Bags as a jagged :func:`torch.nested.nested_tensor` of shape (n_bags, cells of each, n_genes), unpadded."""
-    X = batch["X"]
+    X, offsets = _tensors(batch, "nested_bags")
     if X.layout != torch.strided:
         X = _empty(X.shape, X)
         _densify(batch["X"], slice(0, X.shape[0]), X)
-    return torch.nested.nested_tensor_from_jagged(X, batch["offsets"])
+    return torch.nested.nested_tensor_from_jagged(X, offsets)
 
 
 def bag_reduce(
@@ -80,6 +84,11 @@ def bag_reduce(
         ``"mean"``, ``"sum"`` and ``"max"`` give (n_bags, ...); ``"softmax"`` gives (n_cells, ...), normalised within
         each bag, as attention weights are.
     """
+    _tensors(batch, "bag_reduce")
+    if not isinstance(values, torch.Tensor) or values.layout != torch.strided:
+        raise TypeError(
+            "values must be a dense tensor: load with densify=True, or use what a model makes of the cells."
+        )
     bag, n_bags = batch["donor_idx"], batch["offsets"].numel() - 1
     if values.shape[0] != bag.numel():
         raise ValueError(
@@ -102,39 +111,81 @@ def bag_reduce(
     raise ValueError(f"how must be 'mean', 'sum', 'max' or 'softmax', got {how!r}.")
 
 
-def collect_bags(batches: Iterable[dict[str, Any]], predictions: Iterable[torch.Tensor]) -> pd.DataFrame:
+def collect_bags(
+    batches: BagLoader | Iterable[dict[str, Any]], predictions: Iterable[torch.Tensor | NDArray[Any]]
+) -> pd.DataFrame:
     """Predictions as a table with one row per bag, by id, so that none can lose its donor.
 
     Parameters
     ----------
     batches
-        The batches, or a loader that is iterated.
+        The batches; or the :class:`BagLoader` that gave them, which knows the bags of its last pass and is not iterated
+        again: another pass would come in another order.
     predictions
-        Per batch, (n_bags,) or (n_bags, k).
+        Per batch, (n_bags,) or (n_bags, k), in order of the batches. May be computed while it is taken.
+
+    Returns
+    -------
+    Columns ``prediction``, or ``prediction_0`` and so on; the index has the ids of the bags.
+
+    Raises
+    ------
+    ValueError
+        If there are not as many predictions as batches, or one has not a row for each bag.
     """
+    results = iter(predictions)
+    first = next(results, None)  # begins the pass, where predictions are made from the loader's batches as they come
+    values = [] if first is None else [_as_array(value) for value in itertools.chain([first], results)]
+    ids: list[Any] = batches.bag_ids() if hasattr(batches, "bag_ids") else [batch["donors"] for batch in batches]
+    if not ids:
+        raise ValueError("There is no batch to collect predictions of.")
+    if len(values) != len(ids):
+        raise ValueError(f"A prediction is needed for each of {len(ids):,} batches, got {len(values):,}.")
     frames = []
-    for batch, prediction in zip(batches, predictions, strict=True):
-        values = prediction.detach().cpu().numpy() if isinstance(prediction, torch.Tensor) else np.asarray(prediction)
-        if values.shape[0] != len(batch["donors"]):
-            raise ValueError(f"A prediction is needed for each of {len(batch['donors'])} bags, got {values.shape[0]}.")
-        columns = ["prediction"] if values.ndim == 1 else [f"prediction_{i}" for i in range(values.shape[1])]
-        frames.append(
-            pd.DataFrame(
-                values.reshape(values.shape[0], -1),
-                columns=columns,
-                index=pd.Index(list(batch["donors"]), tupleize_cols=False),
-            )
-        )
+    for bags, value in zip(ids, values, strict=True):
+        if value.ndim == 0 or value.shape[0] != len(bags):
+            raise ValueError(f"A prediction is needed for each of {len(bags):,} bags, got shape {value.shape}.")
+        columns = ["prediction"] if value.ndim == 1 else [f"prediction_{i}" for i in range(value.shape[1])]
+        index = pd.Index(list(bags), tupleize_cols=False)
+        frames.append(pd.DataFrame(value.reshape(value.shape[0], -1), columns=columns, index=index))
     return pd.concat(frames)
 
 
+def _as_array(values: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
 def to_torchmil(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The dict that models of torchmil take: ``X`` padded, ``mask``, and ``Y`` the labels."""
+    """The dict that models of torchmil take, read from the source of its version 1.0.2.
+
+    Parameters
+    ----------
+    batch
+        Of a :class:`BagLoader` with torch tensors.
+
+    Returns
+    -------
+    X
+        (n_bags, length, n_genes) float32, the type of the models' weights, padded with zeros.
+    mask
+        (n_bags, length) bool, whether there is a cell. ``torchmil.data.collate_fn`` makes it of bytes; the models take
+        either, and ``torchmil.nn.MaxPool`` only bool.
+    Y
+        (n_bags,) the labels, as ``torchmil.models.MILModel.compute_loss`` takes them. Without labels there is no ``Y``.
+    """
     x, mask = pad_bags(batch)
-    out = {"X": x, "mask": mask}
+    out = {"X": x.float(), "mask": mask}
     if batch["labels"] is not None:
         out["Y"] = batch["labels"]
     return out
+
+
+def _tensors(batch: dict[str, Any], what: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """X and offsets of a batch."""
+    X, offsets = batch["X"], batch["offsets"]
+    if not isinstance(X, torch.Tensor):
+        raise TypeError(f"{what} takes batches of torch tensors, got X as {type(X).__name__}: load with to='torch'.")
+    return X, offsets
 
 
 def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from donorloader._donor_columns import bag_codes, bag_column
+from donorloader._bag_source import BagSource, window_budget
 from donorloader._engine import Engine
+from donorloader._ids import shorten
 from donorloader._options import ReadOptions, parse_memory
 from donorloader._stream_loader import StreamLoader, check_seed
-from donorloader._tables import open_tables
-from donorloader.samplers import WINDOW_CELLS, BagSampler, replay, request_rows
+from donorloader.samplers import WINDOW_CELLS, BagSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,14 +21,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from donorloader._tables import Tables
     from donorloader.genotypes import GenotypeBatch
 
 __all__ = ["BagLoader"]
-
-# Parts that `cell_memory` is cut into. Sparse: the window that is split into batches, the next one being read, the
-# batches of both queues, the one at hand. Dense: four windows, and half of it for two queues of dense batches.
-_PARTS, _DENSE_PARTS = 5, 8
 
 
 class BagLoader(StreamLoader):
@@ -100,7 +95,7 @@ prefetch, preload_to_gpu, check, seed
     ``labels``
         (n_bags,) int64 codes or float32 values; `None` without `labels`.
     ``donor_covariates``
-        Dict with an (n_bags,) array per column; `None` without.
+        Dict with (n_bags,) values per column, as ``labels`` are; `None` without.
     """
 
     def __init__(
@@ -154,9 +149,13 @@ prefetch, preload_to_gpu, check, seed
         seed = check_seed(seed)
         if balance is not None and donor_weights is not None:
             raise ValueError("balance and donor_weights both decide how often a donor is drawn: give one.")
-        tables = open_tables(
+        self._source = source = BagSource(
             cells,
             genotypes,
+            bag_by=bag_by,
+            labels=labels,
+            donor_covariates=donor_covariates,
+            donor_table=donor_table,
             donor_key=donor_key,
             donors=donors,
             cells_query=cells_query,
@@ -164,49 +163,41 @@ prefetch, preload_to_gpu, check, seed
             missing_donors=missing_donors,
             genotype_layer=genotype_layer,
             genotype_memory=options.genotype_memory,
-            bags=True,
         )
-        codes, ids, bag_donors = bag_codes(tables, None if bag_by is None else list(bag_by))
-        self._ids = np.empty(len(ids), dtype=object)
-        self._ids[:] = ids
-
-        def column(name: str) -> Any:
-            return bag_column(name, tables, donor_table, codes, ids, bag_donors)
-
-        self._labels = None if labels is None else column(labels)
-        self._covariates = {name: column(name) for name in donor_covariates}
-        weights = None
-        if balance is not None:
-            weights = _balanced(column(balance).values)
-        elif donor_weights is not None:
-            by_id = {str(donor): float(weight) for donor, weight in donor_weights.items()}
-            weights = np.array([by_id.get(donor, 0.0) for donor in tables.match.ids[bag_donors]])
-        cell_bytes = tables.source.cell_bytes
-        room = parse_memory(cell_memory, "cell_memory")
-        part = room // (_DENSE_PARTS if densify else _PARTS)
+        tables = source.tables
+        budget = parse_memory(cell_memory, "cell_memory")
+        most, room = window_budget(budget, tables.source.cell_bytes, dense=densify)
         if window_cells is None:
-            window_cells = max(1, min(WINDOW_CELLS, int(part / cell_bytes)))
-        sampler = BagSampler(
-            codes,
+            window_cells = min(WINDOW_CELLS, most)
+        make = partial(
+            BagSampler,
+            source.codes,
             bags_per_batch=bags_per_batch,
             max_cells=None if exact_cells is not None else max_cells,
             min_cells=min_cells,
             small_bags=small_bags,
             exact_cells=exact_cells,
-            weights=weights,
-            n_bags=n_bags,
             shuffle=shuffle,
             window_cells=window_cells,
             rng=np.random.default_rng(0),
         )
-        _notice_scattered_cells(tables, sampler)
+        if balance is not None:
+            drawn = make().bags  # bags that are left out must not count
+            weights = np.zeros(source.ids.size)
+            weights[drawn] = _balanced(source.column(balance).values[drawn])
+            sampler = make(weights=weights, n_bags=n_bags)
+        elif donor_weights is not None:
+            sampler = make(weights=_by_id(donor_weights, tables.match.ids)[source.donors], n_bags=n_bags)
+        else:
+            sampler = make(n_bags=n_bags)
+        source.notice_if_scattered(sampler)
         engine = Engine(
             tables,
             sampler,
             seed=seed,
             window_cells=window_cells,
             options=options,
-            room=part if not densify else room // 4,
+            room=room,
             add_fields=self._add_fields,
         )
         super().__init__(tables, engine)
@@ -214,38 +205,36 @@ prefetch, preload_to_gpu, check, seed
     @property
     def label_names(self) -> NDArray[np.object_] | None:
         """What the codes of ``labels`` stand for; `None` without labels, or where they are numbers."""
-        return None if self._labels is None else self._labels.categories
+        return self._source.label_names
+
+    def bag_ids(self, epoch: int | None = None) -> list[NDArray[np.object_]]:
+        """Ids of the bags of every batch of a pass, as ``donors`` gives them; no cell is read.
+
+        Parameters
+        ----------
+        epoch
+            The pass. Default: the one that was begun last.
+        """
+        requests = self._engine.plan(self.epoch if epoch is None else epoch)
+        return [self._source.ids[bags] for request in requests for bags in request["bags"] or []]
 
     def _add_fields(self, batch: dict[str, Any], genotypes: GenotypeBatch) -> None:
-        bags = genotypes.bags
-        batch["donors"] = self._ids[bags]
         sizes = np.bincount(genotypes.donor_idx, minlength=genotypes.donors.size)
         batch["offsets"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        batch["labels"] = None if self._labels is None else self._labels.values[bags]
-        batch["donor_covariates"] = {k: c.values[bags] for k, c in self._covariates.items()} or None
+        if genotypes.bags is not None:  # always so, as the sampler is one of bags
+            batch.update(self._source.fields(genotypes.bags))
         del batch["unique_donors"]
 
 
-def _notice_scattered_cells(tables: Tables, sampler: BagSampler) -> None:
-    """Tell, with a figure, where reading by bag is slow because a donor's cells do not lie together."""
-    codes = tables.match.codes
-    bounds = np.cumsum([dataset.n_obs for dataset in tables.source.datasets])[:-1]
-    starts = np.union1d(np.flatnonzero(np.diff(codes)) + 1, bounds)
-    if starts.size < (tables.match.ids.size + 1) * (bounds.size + 1):
-        return  # a run of cells per donor and dataset, or few more
-    request = next(replay(sampler, codes.size, seed=0, epoch=0))
-    rows = request_rows(request["requests"])[np.concatenate(request["splits"])]
-    times = tables.source.decoded_cells(rows) / rows.size
-    if times < 2:
-        return
-    warnings.warn(
-        f"Bags are read fastest where a donor's cells lie together, and here they do not: {times:.1f} times the cells "
-        "of a bag are decoded to read it, and loading takes about as much longer. `donorloader prepare` writes a "
-        "grouped collection, which the bags of a study are read from; with annbatch alone it is "
-        f"DatasetCollection(...).add_adatas(..., groupby={tables.donor_key!r}).",
-        UserWarning,
-        stacklevel=3,
-    )
+def _by_id(weights: Mapping[Any, float], ids: NDArray[np.object_]) -> NDArray[np.float64]:
+    """Weights in order of the ids, 0 for those without."""
+    by_id = {str(donor): float(weight) for donor, weight in weights.items()}
+    if unknown := sorted(by_id.keys() - set(ids)):
+        raise ValueError(
+            f"donor_weights names donors that have no cells in use: {shorten(unknown)}. Those in use are "
+            f"{shorten(list(ids))}."
+        )
+    return np.array([by_id.get(donor, 0.0) for donor in ids])
 
 
 def _balanced(values: NDArray[Any]) -> NDArray[np.float64]:

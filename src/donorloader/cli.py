@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -111,16 +111,48 @@ def demo(
         Path | None,
         typer.Option("--out", "-o", help="Keep the raw files and the study in this folder. Default: temporary."),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the cells in training.")] = 12,
+    bags: Annotated[
+        bool,
+        typer.Option(
+            "--bags", help="Bags: one donor's cells at a time, and the disease of donors never seen in training."
+        ),
+    ] = False,
+    genotypes: Annotated[
+        bool, typer.Option("--genotypes", help="With --bags: also train a model that gets each bag's genotypes.")
+    ] = False,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the cells in training. Default: 12, with --bags 10.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the simulation, the order of cells and the model.")] = 0,
-    picture: Annotated[Path, typer.Option(help="The .png to write.")] = Path("donorloader-demo.png"),
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="The .png to write. Default: donorloader-demo.png, with --bags donorloader-demo-bags.png."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Simulate a small study, prepare it, stream it, train a model on it, and recover the effects that were planted."""
     with _one_line_errors(debug=debug):
-        from donorloader.demo import run_demo
+        if genotypes and not bags:
+            raise ValueError(
+                "--genotypes belongs to the demo of bags: add --bags. Without it, genotypes are always in."
+            )
+        from donorloader import demo
 
-        run_demo(out=out, epochs=epochs, seed=seed, picture=picture)
+        if bags:
+            demo.run_bags_demo(
+                out=out,
+                epochs=demo.BAGS_EPOCHS if epochs is None else epochs,
+                seed=seed,
+                picture=picture or demo.BAGS_PICTURE,
+                genotypes=genotypes,
+            )
+        else:
+            demo.run_demo(
+                out=out,
+                epochs=demo.EPOCHS if epochs is None else epochs,
+                seed=seed,
+                picture=picture or demo.PICTURE,
+            )
 
 
 def main() -> None:

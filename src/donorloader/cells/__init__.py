@@ -2,6 +2,7 @@
 
 from ._obs import select_cells
 from ._open import is_donor_data, is_stored_donor_data, open_cells
+from ._read import RowReader
 from ._source import CellSource
 from ._stream import CellBatch, CellWindow, fill_dense, stream_cells, stream_dense, stream_windows
 
@@ -9,6 +10,7 @@ __all__ = [
     "CellBatch",
     "CellSource",
     "CellWindow",
+    "RowReader",
     "fill_dense",
     "is_donor_data",
     "is_stored_donor_data",

@@ -118,7 +118,8 @@ class CellSource:
         if not self.sparse:
             return float(self.var_names.size * self.datasets[0].X.dtype.itemsize)
         parts = [_values(d.X) for d in self.datasets]
-        stored = sum(data.shape[0] * (data.dtype.itemsize + indices.dtype.itemsize) for data, indices in parts)
+        # scipy makes column numbers of fewer than four bytes, as annbatch stores them, into four
+        stored = sum(data.shape[0] * (data.dtype.itemsize + max(4, indices.dtype.itemsize)) for data, indices in parts)
         return stored / self.n_obs + 8
 
     def decoded_cells(self, rows: NDArray[np.int64]) -> int:

@@ -46,12 +46,7 @@ def explain_batch(console: Console, loader: DonorLoader, panel: Path, donor_key:
         If a cell got another donor's genotypes, which cannot be unless donorloader is at fault.
     """
     batch = next(iter(loader))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("batch[...]", "shape", "type", "holds"):
-        table.add_column(column)
-    for key, meaning in _MEANING.items():
-        table.add_row(f"[bold]{key}[/]", _shape(batch[key]), _type(batch[key]), meaning)
-    console.print(table)
+    print_fields(console, batch, _MEANING)
 
     variants = np.asarray(loader.variant_names)
     donors, donor_idx = batch["unique_donors"], batch["donor_idx"].numpy()
@@ -70,6 +65,16 @@ def explain_batch(console: Console, loader: DonorLoader, panel: Path, donor_key:
         f"{dosages[row, variant]} at {name}, for one.\n"
         f"Checked: all {len(donor_idx):,} cells and {dosages.size:,} genotypes of this batch agree with the files."
     )
+
+
+def print_fields(console: Console, batch: dict[str, Any], meaning: dict[str, str]) -> None:
+    """Print shape, type and meaning of some fields of a batch."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("batch[...]", "shape", "type", "holds"):
+        table.add_column(column)
+    for key, what in meaning.items():
+        table.add_row(f"[bold]{key}[/]", _shape(batch[key]), _type(batch[key]), what)
+    console.print(table)
 
 
 def _read_panel(panel: Path, donors: Any, variants: Any) -> Any:

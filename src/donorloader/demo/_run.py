@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -20,15 +17,15 @@ from donorloader.report import Report, print_report
 from ._look import explain_batch
 from ._picture import draw_picture
 from ._simulate import StudySettings, simulate_study
+from ._steps import check_options, names, print_step, work_folder
 from ._throughput import Throughput, measure_throughput
 from ._train import POOL, Epoch, Fit, fit, mean_dosages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pandas as pd
 
 PICTURE = Path("donorloader-demo.png")
+EPOCHS = 12
 # Windows of 2,048 cells: in a study as small as this one, the usual 16,384 would be all cells at once.
 _WINDOW: dict[str, Any] = {"batch_size": 512, "chunk_size": 64, "preload_nchunks": 32}
 
@@ -57,7 +54,7 @@ class DemoResult:
 
 def run_demo(
     out: Path | None = None,
-    epochs: int = 12,
+    epochs: int = EPOCHS,
     seed: int = 0,
     picture: Path = PICTURE,
     *,
@@ -94,9 +91,9 @@ def run_demo(
         If matplotlib is not installed.
     """
     started = time.perf_counter()
-    _check(out, epochs, seed, picture)
+    check_options(out, epochs, seed, picture)
     settings, console = settings or StudySettings(), console or Console(highlight=False)
-    with _folder(out) as folder:
+    with work_folder(out) as folder:
         result_fit, throughput = _run(folder, epochs, seed, settings, console)
     draw_picture(picture, result_fit, throughput, cells=settings.cells, donors=settings.donors)
     seconds = time.perf_counter() - started
@@ -107,12 +104,12 @@ def run_demo(
 
 
 def _run(folder: Path, epochs: int, seed: int, settings: StudySettings, console: Console) -> tuple[Fit, Throughput]:
-    _step(console, 1, "Simulate a study", "raw files as a lab would have them")
+    print_step(console, 1, "Simulate a study", "raw files as a lab would have them")
     (folder / "raw").mkdir()
     simulated = simulate_study(folder / "raw", settings, seed=seed)
     cis = simulated.cis
     console.print(
-        f"{_names(simulated.cell_files)}: {settings.cells:,} cells × {settings.genes:,} genes, "
+        f"{names(simulated.cell_files)}: {settings.cells:,} cells × {settings.genes:,} genes, "
         f"of {settings.donors} donors in {settings.pools} pools.\n"
         f"{simulated.panel.name}: genotypes of {settings.donors + settings.genotyped_only} donors "
         f"× {settings.variants:,} variants, {settings.missing:.0%} of calls missing.\n"
@@ -120,19 +117,19 @@ def _run(folder: Path, epochs: int, seed: int, settings: StudySettings, console:
         f"To be found among {len(cis):,}\npairs of a gene and a variant within {settings.window // 1000:,} kb (in cis)."
     )
 
-    _step(console, 2, "Prepare", "dl.prepare(cells, genotypes, out=...): one folder to stream from")
+    print_step(console, 2, "Prepare", "dl.prepare(cells, genotypes, out=...): one folder to stream from")
     study = dl.prepare(list(simulated.cell_files), simulated.panel, out=folder / "study", seed=seed)
     print_report(Report.from_dict(study.meta["report"]), console)
 
-    _step(console, 3, "Stream", "dl.DonorLoader(study): cells joined with their donors' genotypes")
+    print_step(console, 3, "Stream", "dl.DonorLoader(study): cells joined with their donors' genotypes")
     window = {**_WINDOW, "seed": seed}
     with dl.DonorLoader(study, obs_columns=[study.donor_key, "cell_type", POOL], **window) as loader:
         explain_batch(console, loader, simulated.panel, study.donor_key)
 
-    _step(console, 4, "Train", "a small variational autoencoder after LIVI, with cis genotype terms")
+    print_step(console, 4, "Train", "a small variational autoencoder after LIVI, with cis genotype terms")
     result = _train(console, study, cis, settings.pools, epochs, seed, window)
 
-    _step(console, 5, "Time it", "what do the genotypes cost? passes of both kinds in turn")
+    print_step(console, 5, "Time it", "what do the genotypes cost? passes of both kinds in turn")
     with (
         dl.DonorLoader(study.cells, donor_key=study.donor_key, seed=seed) as alone,
         dl.DonorLoader(study, seed=seed) as joined,
@@ -167,35 +164,3 @@ def _train(
         f"Of the {len(planted):,} planted effects, {sign:.0%} have the right sign."
     )
     return result
-
-
-def _check(out: Path | None, epochs: int, seed: int, picture: Path) -> None:
-    for name, value, least in (("epochs", epochs, 1), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be a whole number from {least}, got {value!r}.")
-    if picture.suffix.lower() != ".png":
-        raise ValueError(f"The picture is a PNG, but its path {str(picture)!r} does not end in .png. Name it so.")
-    if not picture.absolute().parent.is_dir():
-        raise FileNotFoundError(f"The folder of the picture {str(picture)!r} does not exist. Make it first.")
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"{str(out)!r} exists and is not an empty folder. Name another one, or empty it.")
-    if find_spec("matplotlib") is None:
-        raise ModuleNotFoundError("The demo draws with matplotlib: pip install 'donorloader[demo]'")
-
-
-@contextmanager
-def _folder(out: Path | None) -> Iterator[Path]:
-    if out is None:
-        with tempfile.TemporaryDirectory(prefix="donorloader-demo-") as folder:
-            yield Path(folder)
-    else:
-        out.mkdir(parents=True, exist_ok=True)
-        yield out
-
-
-def _names(files: tuple[Path, ...]) -> str:
-    return f"{files[0].name} … {files[-1].name}" if len(files) > 1 else files[0].name
-
-
-def _step(console: Console, number: int, title: str, what: str) -> None:
-    console.print(f"\n[bold cyan]{number}  {title}[/]  [dim]{what}[/]")

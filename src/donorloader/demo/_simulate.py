@@ -11,7 +11,7 @@ so a model that is handed the right genotypes can recover their effects, and one
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -115,11 +115,11 @@ def simulate_study(folder: Path, settings: StudySettings, *, seed: int) -> Simul
     """
     rng = np.random.default_rng(seed)
     donors = np.array([f"D{number:03d}" for number in range(1, settings.donors + settings.genotyped_only + 1)], object)
-    genes = _place(rng, settings.genes, "GENE")
-    variants = _place(rng, settings.variants, "rs1")
-    dosages = _draw_dosages(rng, variants, len(donors))
+    genes = place(rng, settings.genes, "GENE")
+    variants = place(rng, settings.variants, "rs1")
+    dosages = draw_dosages(rng, variants, len(donors))
     cis = _plant_effects(rng, genes, variants, settings)
-    panel = _write_panel(rng, folder / "panel.bed", dosages, variants, donors, missing=settings.missing)
+    panel = write_panel(rng, folder / "panel.bed", dosages, variants, donors, missing=settings.missing)
 
     # The panel is ordered by id, the sequenced donors are any of them: positions in the one say nothing of the other.
     sequenced = np.sort(rng.choice(len(donors), settings.donors, replace=False))
@@ -127,17 +127,18 @@ def simulate_study(folder: Path, settings: StudySettings, *, seed: int) -> Simul
     gene_of, variant_of = genes.index.get_indexer(cis["gene"]), variants.index.get_indexer(cis["variant"])
     np.add.at(log_cis.T, gene_of, (dosages[:, variant_of] * cis["effect"].to_numpy()).T)
 
-    programs = _Programs(rng, settings.genes, len(donors), settings.pools)
-    cells = _draw_cells(rng, sequenced, settings)
+    programs = Programs(rng, settings.genes, len(donors), settings.pools)
+    size = {"cells": settings.cells, "panel_size": len(donors), "pools": settings.pools}
+    cells = draw_cells(rng, sequenced, **size)
     files = []
     for pool, rows in cells.groupby("pool", sort=True):
         rates = programs.log_rates(rng, rows) + log_cis[rows["donor"]]
-        files.append(_write_pool(rng, folder / f"pool{pool + 1}.h5ad", rates, programs.dispersion, rows, donors, genes))
+        files.append(write_pool(rng, folder / f"pool{pool + 1}.h5ad", rates, programs.dispersion, rows, donors, genes))
     per_donor = pd.Series(donors[cells["donor"]]).value_counts().sort_index()
     return SimulatedStudy(tuple(files), panel, cis, per_donor)
 
 
-def _place(rng: np.random.Generator, count: int, prefix: str) -> pd.DataFrame:
+def place(rng: np.random.Generator, count: int, prefix: str) -> pd.DataFrame:
     """Scatter genes or variants over the chromosomes, in order of position."""
     table = pd.DataFrame(
         {
@@ -149,7 +150,7 @@ def _place(rng: np.random.Generator, count: int, prefix: str) -> pd.DataFrame:
     return table
 
 
-def _draw_dosages(rng: np.random.Generator, variants: pd.DataFrame, donors: int) -> NDArray[np.int8]:
+def draw_dosages(rng: np.random.Generator, variants: pd.DataFrame, donors: int) -> NDArray[np.int8]:
     """Dosages of common variants, (donors, variants): two haplotypes a donor, near variants correlated (linkage).
 
     A haplotype carries the counted allele where a Gaussian walk along the chromosome lies below the quantile of the
@@ -184,7 +185,7 @@ def _plant_effects(
     return pd.DataFrame({"gene": genes.index[gene], "variant": variants.index[variant], "effect": effect})
 
 
-class _Programs:
+class Programs:
     """What makes cells differ, other than cis genotypes: types, activation, pools, donors."""
 
     def __init__(self, rng: np.random.Generator, genes: int, donors: int, pools: int) -> None:
@@ -206,26 +207,25 @@ class _Programs:
         return self.gene + self.cell_type[kind] + activation + self.pool[pool] + donor_effect
 
 
-def _draw_cells(rng: np.random.Generator, donors: NDArray[np.int64], settings: StudySettings) -> pd.DataFrame:
+def draw_cells(
+    rng: np.random.Generator, donors: NDArray[np.int64], *, cells: int, panel_size: int, pools: int
+) -> pd.DataFrame:
     """Donor, pool and type of each cell, as positions. Uneven: some donors have ten times the cells of others."""
     weight = rng.lognormal(0, 0.6, len(donors))
-    donor = rng.choice(donors, settings.cells, p=weight / weight.sum())
+    donor = rng.choice(donors, cells, p=weight / weight.sum())
     donor[: len(donors)] = donors  # at least one cell each
-    panel_size = settings.donors + settings.genotyped_only
-    home = rng.permutation(panel_size) % settings.pools
+    home = rng.permutation(panel_size) % pools
     # One donor in ten was sequenced in two pools, so that pools can be told from donors, and files share donors.
     twice = rng.random(panel_size) < 0.1
-    moved = twice[donor] & (rng.random(settings.cells) < 0.5)
-    pool = (home[donor] + moved) % settings.pools
+    moved = twice[donor] & (rng.random(cells) < 0.5)
+    pool = (home[donor] + moved) % pools
     shares = rng.dirichlet(np.array(_TYPE_SHARES) * 20, panel_size)
-    kind = (
-        (rng.random(settings.cells)[:, None] > shares.cumsum(axis=1)[donor]).sum(axis=1).clip(max=len(CELL_TYPES) - 1)
-    )
-    cells = pd.DataFrame({"donor": donor, "pool": pool, "type": kind})
-    return cells.iloc[rng.permutation(settings.cells)]
+    kind = (rng.random(cells)[:, None] > shares.cumsum(axis=1)[donor]).sum(axis=1).clip(max=len(CELL_TYPES) - 1)
+    table = pd.DataFrame({"donor": donor, "pool": pool, "type": kind})
+    return table.iloc[rng.permutation(cells)]
 
 
-def _write_pool(
+def write_pool(
     rng: np.random.Generator,
     path: Path,
     log_rates: NDArray[np.float64],
@@ -233,8 +233,9 @@ def _write_pool(
     rows: pd.DataFrame,
     donors: NDArray[np.object_],
     genes: pd.DataFrame,
+    **columns: Any,
 ) -> Path:
-    """Draw the counts of one pool and write them as an AnnData file."""
+    """Draw the counts of one pool and write them as an AnnData file, with more columns of obs where given."""
     import anndata as ad
     from scipy.sparse import csr_matrix
 
@@ -247,6 +248,7 @@ def _write_pool(
             "donor_id": pd.Categorical(donors[rows["donor"]]),  # of this pool alone: codes differ between files
             "cell_type": pd.Categorical(np.array(CELL_TYPES)[rows["type"]]),
             "pool": pd.Categorical([path.stem] * len(rows)),
+            **columns,
         },
         index=[f"{path.stem}-{number:05d}" for number in range(len(rows))],
     )
@@ -254,7 +256,7 @@ def _write_pool(
     return path
 
 
-def _write_panel(
+def write_panel(
     rng: np.random.Generator,
     path: Path,
     dosages: NDArray[np.int8],

@@ -115,7 +115,7 @@ def fit(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, total_steps=epochs * len(loader))
 
     history = []
-    with _one_thread():
+    with one_thread():
         for number in range(1, epochs + 1):
             started = time.perf_counter()
             total = 0.0
@@ -139,7 +139,7 @@ def fit(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Let torch compute on one thread, then as it did before.
 
     The model is so small that threads wait for one another more than they compute: on a machine that does anything

@@ -110,6 +110,10 @@ class PlinkBed:
         """Names of variants: the index of `var()`, as `str` objects."""
         return np.asarray(self._variants.index.to_numpy(dtype=object)[columns], dtype=object)
 
+    def obs(self) -> pd.DataFrame:
+        """One row per donor and no column: sex and phenotype of the `.fam` are not read."""
+        return pd.DataFrame(index=pd.Index(self.ids, dtype=object))
+
     def var(self) -> pd.DataFrame:
         """Variants: `chrom`, `pos` (base pairs, 1-based as in the `.bim`), `a0`, `a1`, `counted`, `id`.
 

@@ -37,6 +37,9 @@ class GenotypeRows(Protocol):
     def var(self) -> Any:
         """Annotation of all variants, a DataFrame."""
 
+    def obs(self) -> Any:
+        """Annotation of all donors in order of `ids`, a DataFrame."""
+
     def close(self) -> None:
         """Let go of open files."""
 

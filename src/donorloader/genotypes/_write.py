@@ -115,7 +115,7 @@ def write_genotypes(
     block_rows = block_rows // shard_rows * shard_rows
 
     group = zarr.open_group(str(path), mode="w-", zarr_format=3)
-    obs = pd.DataFrame(index=pd.Index(source.ids[rows], dtype=object))
+    obs = source.obs().iloc[rows].set_axis(pd.Index(source.ids[rows], dtype=object), axis=0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Variable names are not unique")  # the report says so
         ad.io.write_elem(group, "/", ad.AnnData(obs=obs, var=var))

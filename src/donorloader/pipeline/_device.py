@@ -49,15 +49,15 @@ class DeviceCopier:
             if event is not None:
                 current = torch.cuda.current_stream(self._device)
                 current.wait_event(event)
-                for value in batch.values():
-                    if isinstance(value, torch.Tensor):
-                        _record(value, current)  # memory must not be reused before the reader's work is done
+                _record(batch, current)  # memory must not be reused before the reader's work is done
             yield batch
 
     def _copy(self, batch: dict[str, Any]) -> dict[str, Any]:
-        copied = {}
+        copied: dict[str, Any] = {}
         for key, value in batch.items():
-            if not isinstance(value, torch.Tensor):
+            if isinstance(value, dict):
+                copied[key] = self._copy(value)
+            elif not isinstance(value, torch.Tensor):
                 copied[key] = value
             elif self._last is not None and self._last[0] is value:
                 copied[key] = self._last[1]  # a table shared by the batches of a window is copied once
@@ -79,9 +79,14 @@ class DeviceCopier:
         return tensor.to(self._device, non_blocking=self._stream is not None)
 
 
-def _record(tensor: torch.Tensor, stream: Any) -> None:
-    if tensor.layout == torch.sparse_csr:
-        for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values()):
+def _record(value: Any, stream: Any) -> None:
+    if isinstance(value, dict):
+        for part in value.values():
+            _record(part, stream)
+    elif not isinstance(value, torch.Tensor):
+        return
+    elif value.layout == torch.sparse_csr:
+        for part in (value.crow_indices(), value.col_indices(), value.values()):
             part.record_stream(stream)
     else:
-        tensor.record_stream(stream)
+        value.record_stream(stream)

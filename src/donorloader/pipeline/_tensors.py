@@ -19,10 +19,10 @@ def silence_csr_warning() -> None:
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state", UserWarning)
+        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled", UserWarning)
         empty = torch.zeros(0, dtype=torch.int64)
-        torch.sparse_csr_tensor(
-            torch.zeros(1, dtype=torch.int64), empty, empty.float(), size=(0, 0), check_invariants=False
-        )
+        # without a word on invariants, as torch itself makes the tensors that come from a DataLoader's worker
+        torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int64), empty, empty.float(), size=(0, 0))
 
 
 def to_torch(array: Any) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """WHICH rows, in what order: pure functions of (data, settings, seed, epoch). No I/O, no threads."""
 
-from ._bag import BagRequest, BagSampler
+from ._bag import BagRequest, BagSampler, read_requests
 from ._donor import DonorRequest, DonorSampler, donor_requests
 from ._epoch import EpochSampler, RequestPlan
 from ._geometry import WINDOW_CELLS, Geometry, choose_geometry
-from ._replay import pass_generator, replay, replica
+from ._replay import differs_by_epoch, pass_generator, replay, replica
 from ._rows import complete_requests, request_rows
 from ._subset import SubsetSampler
 
@@ -20,8 +20,10 @@ __all__ = [
     "SubsetSampler",
     "choose_geometry",
     "complete_requests",
+    "differs_by_epoch",
     "donor_requests",
     "pass_generator",
+    "read_requests",
     "replay",
     "replica",
     "request_rows",

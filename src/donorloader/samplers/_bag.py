@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["BagRequest", "BagSampler"]
+__all__ = ["BagRequest", "BagSampler", "read_requests"]
 
 
 class BagRequest(LoadRequest):
@@ -175,7 +175,7 @@ class BagSampler(Sampler):
         bags = self._draw_bags()
         for start in range(0, bags.size, self._bags_per_batch):
             chosen = bags[start : start + self._bags_per_batch]
-            rows = [self._draw_cells(bag) for bag in chosen]
+            rows = [self.draw_cells(bag, self._rng) for bag in chosen]
             yield _Batch(chosen, np.cumsum([0, *(part.size for part in rows)]), np.concatenate(rows))
 
     def _draw_bags(self) -> NDArray[np.int64]:
@@ -189,20 +189,29 @@ class BagSampler(Sampler):
             size = max(size, self._min_cells)
         return size if self._max_cells is None else min(size, self._max_cells)
 
-    def _draw_cells(self, bag: int) -> NDArray[np.int64]:
+    def draw_cells(self, bag: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """(n_cells,) rows of the cells that stand for a bag, in the order in which they come.
+
+        Parameters
+        ----------
+        bag
+            One of :attr:`bags`.
+        rng
+            Decides which, and in what order.
+        """
         rows = self._rows[self._starts[bag] : self._starts[bag + 1]]
         wanted = self._size(bag)
         if wanted < rows.size:
-            rows = self._rng.choice(rows, size=wanted, replace=False)
+            rows = rng.choice(rows, size=wanted, replace=False)
         if wanted > rows.size:
-            rows = np.concatenate([rows, self._rng.choice(rows, size=wanted - rows.size)])
+            rows = np.concatenate([rows, rng.choice(rows, size=wanted - rows.size)])
         if not self._shuffle:
             return np.sort(rows)
         if wanted <= self._window_cells:
-            return self._rng.permutation(rows)
+            return rng.permutation(rows)
         # read in parts: each a stretch of rows that lie near each other, or every part would decode all chunks
         stretches = split_evenly(np.sort(rows), self._window_cells)
-        return np.concatenate([self._rng.permutation(stretches[i]) for i in self._rng.permutation(len(stretches))])
+        return np.concatenate([rng.permutation(stretches[i]) for i in rng.permutation(len(stretches))])
 
 
 def _group(codes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -235,15 +244,15 @@ def _request(window: Sequence[_Batch]) -> BagRequest:
 
 def _parts(batch: _Batch, size: int) -> Iterator[BagRequest]:
     """Several reads of one batch."""
-    for rows in split_evenly(batch.rows, size):
-        runs, position = _cover(rows)
-        yield {
-            "requests": runs,
-            "splits": [position],
-            "bags": [batch.bags],
-            "offsets": [batch.offsets],
-            "part_of": batch.rows.size,
-        }
+    for request in read_requests(batch.rows, size):
+        yield {**request, "bags": [batch.bags], "offsets": [batch.offsets], "part_of": batch.rows.size}
+
+
+def read_requests(rows: NDArray[np.int64], size: int) -> Iterator[LoadRequest]:
+    """Load requests of at most `size` cells each that read given rows, in their order."""
+    for part in split_evenly(rows, size):
+        runs, position = _cover(part)
+        yield {"requests": runs, "splits": [position]}
 
 
 def _cover(rows: NDArray[np.int64]) -> tuple[list[slice], NDArray[np.int64]]:

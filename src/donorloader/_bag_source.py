@@ -1,0 +1,152 @@
+"""Bags as both front doors see them: cells, genotypes, which cells make a bag, and what is told of it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from donorloader._donor_columns import BagColumn, bag_codes, bag_column
+from donorloader._tables import Tables, open_tables
+from donorloader.samplers import replay, request_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from donorloader.samplers import BagSampler
+
+__all__ = ["BagSource", "window_budget"]
+
+# Parts that `cell_memory` is cut into. Sparse: the window that is split into batches, the next one being read, the
+# batches of both queues, the one at hand. Dense: four windows, and half of it for two queues of dense batches.
+_PARTS, _DENSE_PARTS = 5, 8
+
+# What a pass takes besides: the order of the cells, decoders, what the allocator keeps. Measured. Unit: bytes.
+_BESIDES = 64 << 20
+
+
+class BagSource:
+    """The tables, cut into bags.
+
+    Parameters
+    ----------
+    cells, genotypes, donor_key, donors, cells_query, variants, missing_donors, genotype_layer, genotype_memory
+        As for :func:`open_tables`.
+    bag_by, labels, donor_covariates, donor_table
+        As for :class:`donorloader.BagLoader`.
+
+    Attributes
+    ----------
+    tables
+        Cells and genotypes.
+    codes
+        (n_cells,) int64 bag of each cell, -1 for cells that are not in use.
+    ids
+        (n_bags,) id of each bag: of its donor, or a tuple.
+    donors
+        (n_bags,) int64 donor code of each bag.
+    labels, covariates
+        Values per bag.
+    """
+
+    def __init__(
+        self,
+        cells: Any,
+        genotypes: Any,
+        *,
+        bag_by: Sequence[str] | None,
+        labels: str | None,
+        donor_covariates: Sequence[str],
+        donor_table: pd.DataFrame | None,
+        donor_key: str | None,
+        donors: Iterable[Any] | None,
+        cells_query: str | None,
+        variants: Any,
+        missing_donors: Literal["error", "drop", "nan"],
+        genotype_layer: str | None,
+        genotype_memory: int,
+    ):
+        self.tables: Tables = open_tables(
+            cells,
+            genotypes,
+            donor_key=donor_key,
+            donors=donors,
+            cells_query=cells_query,
+            variants=variants,
+            missing_donors=missing_donors,
+            genotype_layer=genotype_layer,
+            genotype_memory=genotype_memory,
+            bags=True,
+        )
+        self._donor_table = donor_table
+        try:
+            for name, value in (("bag_by", bag_by), ("donor_covariates", donor_covariates)):
+                if isinstance(value, str):
+                    raise TypeError(f"{name} must be a list of names, got the text {value!r}; use [{value!r}].")
+            self.codes, ids, self.donors = bag_codes(self.tables, None if bag_by is None else list(bag_by))
+            self.ids: NDArray[np.object_] = np.empty(len(ids), dtype=object)
+            self.ids[:] = ids
+            self.labels = None if labels is None else self.column(labels)
+            self.covariates = {name: self.column(name) for name in donor_covariates}
+        except BaseException:
+            self.tables.close()
+            raise
+
+    def column(self, name: str) -> BagColumn:
+        """A column with one value per bag."""
+        return bag_column(name, self.tables, self._donor_table, self.codes, list(self.ids), self.donors)
+
+    def notice_if_scattered(self, sampler: BagSampler) -> None:
+        """Warn, with a figure, where reading by bag is slow because a donor's cells do not lie together."""
+        source, match = self.tables.source, self.tables.match
+        bounds = np.cumsum([dataset.n_obs for dataset in source.datasets])[:-1]
+        starts = np.union1d(np.flatnonzero(np.diff(match.codes)) + 1, bounds)
+        if starts.size < (match.ids.size + 1) * (bounds.size + 1):
+            return  # one run of cells per donor and dataset, or few more
+        request = next(replay(sampler, match.codes.size, seed=0, epoch=0))
+        rows = request_rows(request["requests"])[np.concatenate(request["splits"])]
+        times = source.decoded_cells(rows) / rows.size
+        if times < 2:
+            return
+        warnings.warn(
+            f"Bags are read fastest where a donor's cells lie together, and here they do not: {times:.1f} times as "
+            "many cells are decoded as used, in many small pieces, which can take 40 times as long (measured on "
+            "200,000 cells of 1,000 donors). `donorloader prepare` writes a grouped collection, which the bags of a "
+            f"study are read from; annbatch writes one with add_adatas(…, groupby={self.tables.donor_key!r}).",
+            UserWarning,
+            stacklevel=3,
+        )
+
+    @property
+    def label_names(self) -> NDArray[np.object_] | None:
+        """What the codes of the labels stand for; `None` without labels, or where they are numbers."""
+        return None if self.labels is None else self.labels.categories
+
+    def fields(self, bags: NDArray[np.int64]) -> dict[str, Any]:
+        """What is told of some bags: ids, labels, covariates."""
+        return {
+            "donors": self.ids[bags],
+            "labels": None if self.labels is None else self.labels.values[bags],
+            "donor_covariates": {name: column.values[bags] for name, column in self.covariates.items()} or None,
+        }
+
+
+def window_budget(memory: int, cell_bytes: float, *, dense: bool) -> tuple[int, int]:
+    """Cells that may be read at once, and bytes that batches in a queue may take, within a budget for cells.
+
+    Parameters
+    ----------
+    memory
+        The budget. Unit: bytes.
+    cell_bytes
+        What a cell takes as it is read. Unit: bytes.
+    dense
+        Whether batches are made dense.
+    """
+    memory = max(memory - _BESIDES, memory // 4)
+    part = memory // (_DENSE_PARTS if dense else _PARTS)
+    return max(1, int(part / cell_bytes)), memory // 4 if dense else part
