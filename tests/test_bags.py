@@ -431,7 +431,8 @@ class TestUnevenBags:
         assert caught[0].filename == __file__
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            dl.BagLoader(grouped, max_cells=7, bags_per_batch=1, window_cells=7).close()
+            for donors in (None, ["mid", "huge"]):  # cells of others may lie between those in use
+                dl.BagLoader(grouped, donors=donors, max_cells=7, bags_per_batch=1, window_cells=7).close()
 
 
 def test_reads_obey_window_cells() -> None:

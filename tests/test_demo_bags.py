@@ -13,7 +13,7 @@ import pytest
 import torch
 from bed_reader import open_bed
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import donorloader as dl
 import donorloader.demo
@@ -24,8 +24,10 @@ from donorloader.demo._bags_run import split_donors
 from donorloader.demo._bags_simulate import simulate_bags
 from donorloader.demo._bags_train import fit_bags, open_bags, rank_auc, score_bags
 
-SMALL = BagSettings(donors=300, cells=9_000, genes=80, variants=100, candidates=10, pools=2, programme=16, strength=1.0)
-EPOCHS = 12
+SMALL = BagSettings(
+    donors=400, cells=10_000, genes=80, variants=100, candidates=10, pools=2, programme=14, strength=0.9
+)
+EPOCHS = 15
 SEED = 3
 
 
@@ -61,7 +63,7 @@ def test_disease_of_unseen_donors_is_foretold(demo: Demo) -> None:
     assert cells.held_out.auc > 0.8
     assert demo.result.means.auc < 0.75  # the mean over cells does not tell it
     assert cells.held_out.auc > demo.result.means.auc + 0.15
-    assert cells.epochs[-1].loss < 0.8 * cells.epochs[0].loss
+    assert cells.epochs[-1].loss < 0.75 * cells.epochs[0].loss
     _, held_out = split_donors(demo.table, SEED)
     assert sorted(cells.held_out.donors.index) == sorted(held_out)
     found = cells.held_out.donors["disease"]
@@ -70,7 +72,7 @@ def test_disease_of_unseen_donors_is_foretold(demo: Demo) -> None:
 
 def test_genotypes_help(demo: Demo) -> None:
     assert demo.result.genotypes is not None
-    assert demo.result.genotypes.held_out.auc > demo.result.cells.held_out.auc + 0.01
+    assert demo.result.genotypes.held_out.auc > demo.result.cells.held_out.auc + 0.03
 
 
 def test_attention_finds_the_signal_cells(demo: Demo) -> None:
@@ -195,9 +197,9 @@ def test_picture_is_a_png(demo: Demo) -> None:
 def test_what_is_printed(demo: Demo) -> None:
     assert demo.result.genotypes is not None
     for expected in (
-        "9,000 cells × 80 genes, of 300 donors in 2 pools",
+        "10,000 cells × 80 genes, of 400 donors in 2 pools",
         "donor_features",
-        "120 others are held out",
+        "160 others are held out",
         f"mean over cells, ridge regression   {demo.result.means.auc:.3f}",
         f"attention, cells alone              {demo.result.cells.held_out.auc:.3f}",
         f"attention, cells and genotypes      {demo.result.genotypes.held_out.auc:.3f}",
@@ -213,11 +215,12 @@ def test_without_genotypes_none_are_prepared(tmp_path: Path) -> None:
     result = run_bags_demo(tmp_path / "out", 1, 0, tmp_path / "bags.png", settings=settings, console=Console(file=text))
     assert result.genotypes is None
     assert dl.open_study(tmp_path / "out" / "study").genotypes is None
-    assert "genotypes" not in text.getvalue().split("Stream")[1]
+    assert "donor_features" not in text.getvalue()
+    assert "cells and genotypes" not in text.getvalue()
     assert result.picture.is_file()
 
 
-def run(*arguments: object) -> object:
+def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"NO_COLOR": "1"})
 
 

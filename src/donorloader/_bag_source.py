@@ -104,9 +104,10 @@ class BagSource:
         """Warn, with a figure, where reading by bag is slow because a donor's cells do not lie together."""
         source, match = self.tables.source, self.tables.match
         bounds = np.cumsum([dataset.n_obs for dataset in source.datasets])[:-1]
-        starts = np.union1d(np.flatnonzero(np.diff(match.codes)) + 1, bounds)
-        if starts.size < (match.ids.size + 1) * (bounds.size + 1):
-            return  # one run of cells per donor and dataset, or few more
+        starts = np.union1d(np.flatnonzero(np.diff(match.codes, prepend=-1)), bounds)
+        runs = int((match.codes[starts] >= 0).sum())
+        if runs <= match.ids.size * (bounds.size + 1):
+            return  # a run of cells per donor and dataset
         request = next(replay(sampler, match.codes.size, seed=0, epoch=0))
         rows = request_rows(request["requests"])[np.concatenate(request["splits"])]
         times = source.decoded_cells(rows) / rows.size

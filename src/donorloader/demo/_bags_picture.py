@@ -62,7 +62,7 @@ def _draw_loss(axes: Axes, losses: dict[str, tuple[Epoch, ...]]) -> None:
     axes.set_xlabel("epoch")
     axes.set_ylabel("loss")
     seconds = sum(epoch.seconds for epochs in losses.values() for epoch in epochs)
-    _legend(axes, "upper right")
+    _legend(axes, "lower left")
     style(axes, "Loss of each epoch", f"cross-entropy per bag, in nats; {seconds:.0f} s in all")
 
 
@@ -102,8 +102,8 @@ def _draw_attention(axes: Axes, scores: BagScores) -> None:
     axes.text(0.97, 0.93, area, transform=axes.transAxes, fontsize=15, color=INK, ha="right", va="center")
     axes.set(xlabel="attention, of the bag's mean", ylabel="share of cells")
     title = f"Attention on signal cells: {scores.attention_ratio:.0f} times"
-    style(axes, title, "that of others, in ill donors held out; model of cells")
+    style(axes, title, "that of others; ill donors held out, cells alone")
 
 
-def _legend(axes: Axes, place: Literal["upper left", "upper right", "lower right"]) -> None:
+def _legend(axes: Axes, place: Literal["upper left", "lower left", "lower right"]) -> None:
     axes.legend(loc=place, frameon=False, fontsize=11.5, labelcolor=INK, handlelength=1.4)
