@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,6 +81,25 @@ class TestItems:
         one.set_epoch(0)
         assert one["d3"]["index"].tolist() == two["d3"]["index"].tolist()
         assert all(len(rows) == len(set(rows)) <= 5 for rows in drawn)
+
+    def test_threads_may_share_it(self, store: Store) -> None:
+        bags = dl.BagDataset(
+            store.cells(3).path, bag_by=["donor_id", "cell_type"], obs_columns=["donor_id", "cell_type"]
+        )
+
+        def read(number: int) -> bool:
+            obs = bags[number]["obs"]
+            return {tuple(map(str, row)) for row in obs.to_numpy()} == {bags.donors[number]}
+
+        with ThreadPoolExecutor(4) as pool:
+            numbers = np.random.default_rng(0).integers(0, len(bags), 200)
+            assert all(pool.map(read, map(int, numbers)))
+
+    def test_a_closed_dataset_says_so(self, store: Store) -> None:
+        bags = dataset(store)
+        bags.close()
+        with pytest.raises(ValueError, match="closed"):
+            bags[0]
 
     def test_options_are_checked(self, store: Store) -> None:
         with pytest.raises(ValueError, match="min_cells must not exceed"):

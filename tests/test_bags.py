@@ -169,6 +169,14 @@ class TestEveryBag:
         assert (sizes < 10).sum() > 1
         assert 240 < labels.sum() < 360
 
+    def test_weights_are_of_donors_not_of_their_bags(self, store: Store) -> None:
+        with dl.BagLoader(
+            store.cells(3).path, bag_by=["donor_id", "cell_type"], donor_weights={"d1": 1, "d12": 1}, n_bags=1000
+        ) as loader:
+            donors = pd.Series([bag[0] for ids in loader.bag_ids(0) for bag in ids]).value_counts()
+        assert len({bag for ids in loader.bag_ids(0) for bag in ids if bag[0] == "d1"}) > 1
+        assert 400 < donors["d1"] < 600
+
     def test_weights_by_id(self, store: Store) -> None:
         with dl.BagLoader(store.cells(3).path, donor_weights={"d1": 1, "d5": 3}, n_bags=100, max_cells=2) as loader:
             donors = pd.Series([d for b in loader for d in b["donors"]]).value_counts()
@@ -221,6 +229,38 @@ class TestLabels:
                 assert list(loader.label_names) == ["a", "b"]
                 for batch in loader:
                     assert batch["labels"].tolist() == ["ab".index(kinds[d]) for d in batch["donors"]]
+
+    def test_a_table_without_ids_is_refused(self, store: Store) -> None:
+        """Integer ids would match the numbers of its rows."""
+        table = pd.DataFrame({"donor_id": range(13), "kind": range(13)})
+        with pytest.raises(ValueError, match=r"set_index\('donor_id'\)"):
+            dl.BagLoader(store.cells(3).path, labels="kind", donor_table=table)
+
+    @pytest.mark.parametrize(
+        ("values", "error", "match"),
+        [
+            ([20240100 + i for i in range(13)], ValueError, "float32, which has no .*20240101"),
+            ([1e300] * 13, ValueError, "float32, which has no .*1e"),
+            ([1j] * 13, TypeError, "complex"),
+            (pd.date_range("2024-01-01", periods=13), TypeError, "datetime.*dates to days"),
+        ],
+    )
+    def test_numbers_that_would_become_others(self, store: Store, values: Any, error: Any, match: str) -> None:
+        table = pd.DataFrame({"kind": values}, index=[f"d{i}" for i in range(13)])
+        with pytest.raises(error, match=match):
+            dl.BagLoader(store.cells(3).path, labels="kind", donor_table=table)
+
+    def test_covariates_say_what_their_codes_stand_for(self, store: Store) -> None:
+        ids = [f"d{i}" for i in range(13)]
+        table = pd.DataFrame({"age": pd.Series([70.5, *range(12)], dtype=object).array, "sex": list("mfmfmfmfmfmfm")})
+        table.index = pd.Index(ids)
+        with dl.BagLoader(store.cells(3).path, donor_table=table, donor_covariates=["age", "sex"]) as loader:
+            assert loader.covariate_names["age"] is None
+            assert list(loader.covariate_names["sex"]) == ["f", "m"]
+            for batch in loader:
+                covariates = batch["donor_covariates"]
+                assert covariates["age"].tolist() == [table.loc[d, "age"] for d in batch["donors"]]
+                assert covariates["sex"].tolist() == ["fm".index(table.loc[d, "sex"]) for d in batch["donors"]]
 
     def test_no_such_column(self, store: Store) -> None:
         with pytest.raises(KeyError, match="'nothing' is a column of neither"):
@@ -288,6 +328,49 @@ class TestTensors:
         with pytest.raises(TypeError, match="donor_table must be a DataFrame"):
             dl.BagLoader(store.cells(3).path, labels="kind", donor_table={"d1": 1})
 
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int64])
+    def test_reduce_integers(self, batch: dict[str, Any], dtype: torch.dtype) -> None:
+        """As torch reduces them: sums in int64, means and softmax in float."""
+        values = (torch.arange(batch["donor_idx"].numel()) % 3 * 100).to(dtype)
+        parts = torch.split(values, batch["offsets"].diff().tolist())
+        expected = {
+            "sum": torch.stack([part.sum() for part in parts]),
+            "mean": torch.stack([part.float().mean() for part in parts]),
+            "max": torch.stack([part.max() for part in parts]),
+            "softmax": torch.cat([torch.softmax(part.float(), 0) for part in parts]),
+        }
+        for how, value in expected.items():
+            got = dl.bag_reduce(values, batch, how)  # type: ignore[arg-type]
+            torch.testing.assert_close(got, value)
+
+    def test_half_precision(self, batch: dict[str, Any]) -> None:
+        """What autocast gives: predictions in bfloat16; and cells in types that numpy or numba lack."""
+        for dtype in (torch.bfloat16, torch.float16):
+            half = batch | {"X": batch["X"].to_dense().to(dtype)}
+            sparse_half = batch | {"X": half["X"].to_sparse_csr()}
+            expected, _ = dl.pad_bags(batch)
+            for each in (half, sparse_half):
+                x, _ = dl.pad_bags(each)
+                assert torch.equal(x, expected.to(dtype))
+            table = dl.collect_bags([batch], [torch.ones(len(batch["donors"]), dtype=dtype)])
+            assert table["prediction"].tolist() == [1.0] * len(batch["donors"])
+
+    def test_collect_refuses_what_it_cannot_tell(self, store: Store) -> None:
+        bags = dl.BagDataset(store.cells(3).path)
+        batches = torch.utils.data.DataLoader(bags, batch_size=5, shuffle=True, collate_fn=dl.collate_bags)
+        with pytest.raises(TypeError, match=r"as a list.*not a DataLoader"):
+            dl.collect_bags(batches, [torch.zeros(5)] * 3)
+        with dl.BagLoader(store.cells(3).path, bags_per_batch=5) as loader:
+            with pytest.raises(RuntimeError, match="not come to its end"):
+                dl.collect_bags(loader, [])
+            numbers = [torch.tensor([float(d[1:]) for d in b["donors"]]) for b in loader]
+            loader.set_epoch(7)  # of a pass to come
+            table = dl.collect_bags(loader, numbers)
+            assert all(float(donor[1:]) == value for donor, value in table["prediction"].items())
+            next(iter(loader))
+            with pytest.raises(RuntimeError, match="not come to its end"):
+                dl.collect_bags(loader, numbers)
+
     def test_collect_from_the_loader(self, store: Store) -> None:
         """By the order of the pass that was predicted, which the next one does not have."""
 
@@ -322,6 +405,12 @@ class TestTensors:
     ("options", "match"),
     [
         ({"exact_cells": 5, "min_cells": 3}, "exact_cells sets max_cells and min_cells both"),
+        ({"exact_cells": 5, "max_cells": 3}, "leave max_cells=3 out"),
+        ({"max_cells": 10.0}, "max_cells must be an integer"),
+        ({"max_cells": float("inf")}, "max_cells must be an integer"),
+        ({"max_cells": "all"}, "max_cells must be an integer"),
+        ({"bags_per_batch": 8.0}, "bags_per_batch must be an integer"),
+        ({"donor_weights": {1: 1.0, "1": 1.0}}, "more than once"),
         ({"min_cells": 9, "max_cells": 3}, "min_cells must not exceed max_cells"),
         ({"small_bags": "drop"}, "needs min_cells"),
         ({"small_bags": "lose", "min_cells": 3}, "small_bags must be"),

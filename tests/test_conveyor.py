@@ -75,11 +75,20 @@ class TestSwitching:
         assert sys.getswitchinterval() < before
         assert list(first) == [0, 1, 2]
         one.stop()
-        assert sys.getswitchinterval() < before, "the other one runs"
+        assert sys.getswitchinterval() < before, "the other one waits for room"
         assert list(second) == [0, 1, 2]
         two.stop()
         two.stop()
         assert sys.getswitchinterval() == pytest.approx(before)
+
+    def test_ends_with_the_last_lane(self) -> None:
+        """Also where a loop holds on to an iterator that it took all items of, and never asked for more."""
+        before = sys.getswitchinterval()
+        conveyor = Conveyor(epoch=0)
+        items = conveyor.lane("numbers", range(2), capacity=5)
+        assert [next(items), next(items)] == [0, 1]
+        assert wait_until(lambda: sys.getswitchinterval() == pytest.approx(before))
+        conveyor.stop()
 
     def test_leaves_a_users_setting_alone(self) -> None:
         before = sys.getswitchinterval()

@@ -409,6 +409,23 @@ class TestDataLoader:
                 list(wrapped)
 
 
+class TestSharedPass:
+    def test_threads_take_turns(self, store: Store) -> None:
+        """Several threads that take from one iterator get each batch once, between them."""
+        with dl.DonorLoader(store.cells(3).path, batch_size=8, chunk_size=4) as loader:
+            iterator, seen = iter(loader), []
+
+            def take() -> None:
+                seen.extend(as_numpy(batch["index"]) for batch in iterator)
+
+            threads = [threading.Thread(target=take) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert sorted(np.concatenate(seen)) == list(range(loader.n_obs))
+
+
 class TestTensors:
     @pytest.mark.parametrize("backing", ["memory", "h5ad"])
     def test_a_batch_can_be_written_to(self, store: Store, backing: str) -> None:

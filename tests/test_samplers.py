@@ -267,14 +267,13 @@ class TestEpochSampler:
         with pytest.raises(RuntimeError, match="needs `arm"):
             sampler.sample(50)
 
-    def test_whole_windows_are_the_batches_in_a_row(self) -> None:
-        plain, whole = (EpochSampler(random_sampler(), seed=0, whole_windows=w) for w in (False, True))
+    def test_plan_tells_the_batches(self) -> None:
+        sampler = EpochSampler(random_sampler(), seed=0)
         plan: deque[RequestPlan] = deque()
-        plain.arm(2, deque())
-        whole.arm(2, plan)
-        expected, got = batches(plain.sample(50)), batches(whole.sample(50))
-        np.testing.assert_array_equal(np.concatenate(got), np.concatenate(expected))
-        assert [n for request in plan for n in request.sizes] == [len(b) for b in expected]
+        sampler.arm(2, plan)
+        got = batches(sampler.sample(50))
+        assert [n for request in plan for n in request.sizes] == [len(b) for b in got]
+        assert {request.part_of for request in plan} == {None}
 
 
 class TestGeometry:

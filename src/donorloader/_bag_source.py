@@ -70,6 +70,11 @@ class BagSource:
         genotype_layer: str | None,
         genotype_memory: int,
     ):
+        for name, value in (("bag_by", bag_by), ("donor_covariates", donor_covariates)):
+            if isinstance(value, str):
+                raise TypeError(f"{name} must be a list of names, got the text {value!r}; use [{value!r}].")
+        if labels is not None and not isinstance(labels, str):
+            raise TypeError(f"labels must be the name of one column, got {labels!r}.")
         self.tables: Tables = open_tables(
             cells,
             genotypes,
@@ -83,18 +88,12 @@ class BagSource:
             bags=True,
         )
         self._donor_table = donor_table
-        try:
-            for name, value in (("bag_by", bag_by), ("donor_covariates", donor_covariates)):
-                if isinstance(value, str):
-                    raise TypeError(f"{name} must be a list of names, got the text {value!r}; use [{value!r}].")
+        with self.tables.closed_on_error():
             self.codes, ids, self.donors = bag_codes(self.tables, None if bag_by is None else list(bag_by))
             self.ids: NDArray[np.object_] = np.empty(len(ids), dtype=object)
             self.ids[:] = ids
             self.labels = None if labels is None else self.column(labels)
             self.covariates = {name: self.column(name) for name in donor_covariates}
-        except BaseException:
-            self.tables.close()
-            raise
 
     def column(self, name: str) -> BagColumn:
         """A column with one value per bag."""
@@ -126,6 +125,11 @@ class BagSource:
     def label_names(self) -> NDArray[np.object_] | None:
         """What the codes of the labels stand for; `None` without labels, or where they are numbers."""
         return None if self.labels is None else self.labels.categories
+
+    @property
+    def covariate_names(self) -> dict[str, NDArray[np.object_] | None]:
+        """What the codes of each covariate stand for; `None` where they are numbers."""
+        return {name: column.categories for name, column in self.covariates.items()}
 
     def fields(self, bags: NDArray[np.int64]) -> dict[str, Any]:
         """What is told of some bags: ids, labels, covariates."""

@@ -28,6 +28,8 @@ class BagColumn:
         (n_bags,) float32 of a numeric column, or int64 codes of a categorical one.
     categories
         (n_categories,) what the codes stand for; `None` for a numeric column.
+    groups
+        (n_bags,) int64, the same for bags of the same value, which float32 might not tell apart.
     """
 
     def __init__(self, name: str, values: pd.Series):
@@ -39,6 +41,7 @@ class BagColumn:
                 "in, or leave the donors out with donors=…"
             )
         self.categories: NDArray[np.object_] | None = None
+        self.groups = pd.factorize(values)[0].astype(np.int64)
         if isinstance(values.dtype, pd.CategoricalDtype):
             self.values = values.cat.codes.to_numpy(dtype=np.int64)
             self.categories = np.asarray(values.cat.categories, dtype=object)
@@ -46,14 +49,35 @@ class BagColumn:
             self.values = values.to_numpy(dtype=np.int64)
             self.categories = np.array([False, True], dtype=object)
         else:
-            self.values = values.to_numpy(dtype=np.float32)
+            self.values = _as_float32(name, values)
+
+
+def _as_float32(name: str, values: pd.Series) -> NDArray[np.float32]:
+    """Numbers as models take them, or an error where they would become others."""
+    if not pd.api.types.is_numeric_dtype(values.dtype) or pd.api.types.is_complex_dtype(values.dtype):
+        raise TypeError(
+            f"{name!r} must be of numbers, text or categories to be yielded per bag, but is {values.dtype}. Convert it "
+            "first, e.g. dates to days."
+        )
+    exact = values.to_numpy(dtype=np.int64 if pd.api.types.is_integer_dtype(values.dtype) else np.float64)
+    with np.errstate(over="ignore"):
+        single = exact.astype(np.float32)
+    wrong = single.astype(np.float64) != exact if exact.dtype.kind == "i" else np.isinf(single) & ~np.isinf(exact)
+    if wrong.any():
+        raise ValueError(
+            f"Numbers are yielded as float32, which has no {exact[wrong][0]!r} of {name!r}. If these are codes, make "
+            "the column categorical; else scale it."
+        )
+    return single
 
 
 def _coded(values: Any) -> Any:
     """A column with its text as categories: those of the whole column, so that every split has the same codes."""
-    if isinstance(values.dtype, pd.CategoricalDtype) or pd.api.types.is_numeric_dtype(values.dtype):
-        return values
-    return pd.Categorical(values)
+    if values.dtype == object and pd.api.types.infer_dtype(values) in ("integer", "floating", "mixed-integer-float"):
+        return pd.to_numeric(pd.Series(values)).array
+    if values.dtype == object or pd.api.types.is_string_dtype(values.dtype):
+        return pd.Categorical(values)
+    return values
 
 
 def bag_codes(tables: Tables, bag_by: list[str] | None) -> tuple[NDArray[np.int64], list[Any], NDArray[np.int64]]:
@@ -102,9 +126,14 @@ def bag_codes(tables: Tables, bag_by: list[str] | None) -> tuple[NDArray[np.int6
             raise ValueError(f"bag_by needs a value of {name!r} for every cell in use, but {missing:,} have none.")
         columns.append(categorical.codes.astype(np.int64))
         levels.append(list(categorical.categories))
-    distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    # one number per combination: far faster to sort than rows of several
+    number = np.zeros(int(used.sum()), dtype=np.int64)
+    for column, level in zip(columns, levels, strict=True):
+        number = number * len(level) + column
+    _, first, inverse = np.unique(number, return_index=True, return_inverse=True)
     codes = np.full(used.size, -1, dtype=np.int64)
-    codes[used] = np.ravel(inverse)
+    codes[used] = inverse
+    distinct = np.stack(columns, axis=1)[first]
     ids = [tuple(level[code] for level, code in zip(levels, row, strict=True)) for row in distinct]
     return codes, ids, distinct[:, bag_by.index(tables.donor_key)].astype(np.int64)
 
@@ -130,6 +159,12 @@ def bag_column(
         raise TypeError(
             f"donor_table must be a DataFrame with donor ids as index, got {type(donor_table).__name__}. "
             "Make one with pandas.DataFrame(...).set_index(...)."
+        )
+    # numbers of rows, which integer ids would match
+    if donor_table is not None and isinstance(donor_table.index, pd.RangeIndex) and donor_table.index.name is None:
+        raise ValueError(
+            "donor_table must have donor ids as its index, but has pandas' default, numbers from 0. Use "
+            f"donor_table.set_index({tables.donor_key!r})."
         )
     donor_ids = tables.match.ids[donors]
     for what, frame in (("the donor table", donor_table), ("obs of the genotypes", _store_obs(tables))):

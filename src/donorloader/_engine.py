@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 
 from donorloader._buffers import BufferPool
-from donorloader.cells import stream_cells, stream_dense, stream_windows
+from donorloader.cells import stream_cells, stream_dense
 from donorloader.genotypes import plan_windows, stream_genotypes
 from donorloader.pipeline import Conveyor, DeviceCopier, Joiner, Pass, join_lanes, silence_csr_warning, to_torch
 from donorloader.samplers import DonorSampler, EpochSampler
@@ -69,13 +69,13 @@ class Engine:
         sampler.validate(source.n_obs)
         self._source, self._match, self._table, self._options = source, match, table, options
         self._room, self._add_fields = room, add_fields
-        # dense batches are filled one by one from a window in CSR; all other batches are split by annbatch
-        self._by_window = options.densify and source.sparse and not options.preload_to_gpu
-        self._sampler = EpochSampler(sampler, seed=seed, whole_windows=self._by_window)
+        self._fills_dense = options.densify and source.sparse and not options.preload_to_gpu
+        self._sampler = EpochSampler(sampler, seed=seed)
         self._loader = source.loader(self._sampler, preload_to_gpu=options.preload_to_gpu)
         self._joiner = Joiner(match.codes, match.ids, None if table is None else table.store.ids)
         self._obs = source.obs(options.obs_columns) if options.obs_columns else None
         self._ahead = options.batches_ahead(sampler.batch_size, window_cells)
+        self._cells_ahead = options.cells_ahead(sampler.batch_size, window_cells)
         self._pool = BufferPool(keep=4)
         self._passes: weakref.WeakSet[Pass] = weakref.WeakSet()
         self.seconds: dict[str, dict[str, float]] = {}
@@ -129,16 +129,12 @@ class Engine:
         return copier.finish(conveyor.lane("device", copier.start(batches), capacity=2))
 
     def _cell_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[CellBatch]:
-        if not self._by_window:
-            cells = stream_cells(self._loader, self._sampler, epoch, self._source.nodes)
+        cells = stream_cells(self._loader, self._sampler, epoch, self._source.nodes)
+        if not self._fills_dense:
             return conveyor.lane("cells", cells, capacity=_HAND_OVER, room=self._room, size=_size)
-        windows = conveyor.lane(
-            "cells",
-            stream_windows(self._loader, self._sampler, epoch, self._source.nodes),
-            capacity=1,
-            batches=lambda window: len(window.plan.sizes),
-        )
-        dense = stream_dense(windows, self._pool)
+        # a lane of its own, with as many sparse batches before it as keep it busy while a load request is read
+        cells = conveyor.lane("cells", cells, capacity=self._cells_ahead, room=self._room, size=_size)
+        dense = stream_dense(cells, self._pool)
         return conveyor.lane("dense cells", dense, capacity=_HAND_OVER, room=self._room, size=_size)
 
     def _genotype_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[GenotypeBatch]:
@@ -151,7 +147,7 @@ class Engine:
 
     def _assemble(self, cells: CellBatch, genotypes: GenotypeBatch) -> dict[str, Any]:
         X = cells.X
-        if self._options.densify and not self._by_window:
+        if self._options.densify and not self._fills_dense:
             X = X.to_dense().float() if isinstance(X, torch.Tensor) else np.asarray(X, dtype=np.float32)
         batch = {
             "X": X,

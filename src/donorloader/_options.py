@@ -116,12 +116,16 @@ class ReadOptions:
         """Batches that may wait for the loop.
 
         For sparse cells one load request's worth: the next request is then read while the batches of this one are
-        consumed. Dense batches are large, and made one by one from a window that is read ahead already.
+        consumed. Dense batches are large, and made one by one from sparse ones that are read ahead.
         """
+        if self.prefetch is None and self.densify:
+            return _DENSE_BATCHES
+        return self.cells_ahead(batch_size, window_cells)
+
+    def cells_ahead(self, batch_size: int | None, window_cells: int) -> int:
+        """Batches that may wait as they are read: what keeps the next stage busy while a load request is read."""
         if self.prefetch is not None:
             return self.prefetch
-        if self.densify:
-            return _DENSE_BATCHES
         return _WINDOW_BATCHES if not batch_size else max(_DENSE_BATCHES, math.ceil(window_cells / batch_size))
 
 

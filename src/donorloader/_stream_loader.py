@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from donorloader._engine import Engine
     from donorloader._tables import Tables
+    from donorloader.pipeline import PassRecord
 
 __all__ = ["StreamLoader", "check_seed"]
 
@@ -37,6 +38,7 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         self._tables, self._engine = tables, engine
         self._epoch, self._next_epoch = 0, 0
         self._closed = False
+        self._last: PassRecord | None = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Begin a new pass: the next epoch."""
@@ -49,7 +51,9 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
             )
         self._epoch = self._next_epoch
         self._next_epoch += 1
-        return self._engine.start(self._epoch)
+        pass_ = self._engine.start(self._epoch)
+        self._last = pass_.record
+        return pass_
 
     def __getstate__(self) -> dict[str, Any]:
         """Refuse to be sent to another process: it would run its threads and read all cells there again."""

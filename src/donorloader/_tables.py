@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +14,7 @@ from donorloader.genotypes import DonorTable, GenotypeStore, open_genotypes, res
 from donorloader.study import Study, is_study, open_study
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from donorloader._match import DonorMatch
     from donorloader.cells import CellSource
@@ -47,6 +48,15 @@ class Tables:
     store: GenotypeStore | None
     table: DonorTable | None
     owns_store: bool
+
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Close the files if the block fails: nobody else would."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the files that were opened here."""

@@ -78,6 +78,7 @@ check, seed, cell_memory
         check: bool = True,
     ):
         donors = None if donors is None else list(donors)
+        donor_covariates = donor_covariates if isinstance(donor_covariates, str) else list(donor_covariates)
         self._arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that live on see it change
         self._open()
@@ -88,6 +89,8 @@ check, seed, cell_memory
         columns = options["obs_columns"]
         if isinstance(columns, str):
             raise TypeError(f"obs_columns must be a list of names, got the text {columns!r}; use [{columns!r}].")
+        if options["exact_cells"] is not None and options["max_cells"] not in (None, 2000):
+            raise ValueError(f"exact_cells={options['exact_cells']!r} is also the limit: leave max_cells out.")
         if options["missing_donors"] not in ("error", "drop", "nan"):
             raise ValueError(
                 f"missing_donors must be one of 'error', 'drop', 'nan', got {options['missing_donors']!r}."
@@ -118,7 +121,7 @@ check, seed, cell_memory
         self._obs = tables.source.obs(columns) if columns else None
         self._number = {self._id_of(bag): number for number, bag in enumerate(self._sampler.bags)}
         self._pool = BufferPool(keep=2)
-        self._process = os.getpid()
+        self._process, self._closed = os.getpid(), False
         silence_csr_warning()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -143,6 +146,11 @@ check, seed, cell_memory
     def label_names(self) -> NDArray[np.object_] | None:
         """What the codes of the labels stand for; `None` without labels, or where they are numbers."""
         return self._source.label_names
+
+    @property
+    def covariate_names(self) -> dict[str, NDArray[np.object_] | None]:
+        """What the codes of each of the covariates stand for; `None` where they are numbers."""
+        return self._source.covariate_names
 
     @property
     def epoch(self) -> int:
@@ -170,6 +178,8 @@ check, seed, cell_memory
                 "A BagDataset cannot be read in a forked process, where zarr's threads are missing. Start workers with "
                 "DataLoader(..., multiprocessing_context='spawn')."
             )
+        if self._closed:
+            raise ValueError("This dataset is closed. Make a new one to read bags.")
         number = self._find(key)
         bag = int(self._sampler.bags[number])
         rows = self._sampler.draw_cells(bag, pass_generator(self._seed, self.epoch, stream=bag))
@@ -185,6 +195,8 @@ check, seed, cell_memory
             bags=np.array([bag]),
         )
         if self._arguments["check"]:
+            if not np.array_equal(cells.index, rows):
+                raise RuntimeError(f"Bag {self._id_of(bag)!r} was asked for, but other cells were read.")
             self._joiner.check(cells, genotypes)
         fields = self._source.fields(np.array([bag]))
         covariates = fields["donor_covariates"]
@@ -200,6 +212,7 @@ check, seed, cell_memory
 
     def close(self) -> None:
         """Close the files that this dataset opened."""
+        self._closed = True
         self._source.tables.close()
 
     def _dense(self, X: Any) -> NDArray[np.float32]:
@@ -235,6 +248,8 @@ def collate_bags(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
     items
         At least one.
     """
+    if not items:
+        raise ValueError("A batch needs at least one bag, but there are no items.")
     first = items[0]
     sizes = np.array([item["index"].numel() for item in items])
 

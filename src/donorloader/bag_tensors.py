@@ -82,7 +82,7 @@ def bag_reduce(
         The batch.
     how
         ``"mean"``, ``"sum"`` and ``"max"`` give (n_bags, ...); ``"softmax"`` gives (n_cells, ...), normalised within
-        each bag, as attention weights are.
+        each bag, as attention weights are. Sums of integers and of bool are int64, their means float.
     """
     _tensors(batch, "bag_reduce")
     if not isinstance(values, torch.Tensor) or values.layout != torch.strided:
@@ -94,6 +94,11 @@ def bag_reduce(
         raise ValueError(
             f"values needs one row for each of the {bag.numel()} cells of the batch, got {values.shape[0]}."
         )
+    if how not in ("mean", "sum", "max", "softmax"):
+        raise ValueError(f"how must be 'mean', 'sum', 'max' or 'softmax', got {how!r}.")
+    if not (values.is_floating_point() or values.is_complex()) and how != "max":
+        # as torch's own sum() and mean() do, small integers do not overflow
+        values = values.to(torch.int64 if how == "sum" else torch.get_default_dtype())
     index = bag.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
     zeros = values.new_zeros((n_bags, *values.shape[1:]))
     if how == "sum":
@@ -104,11 +109,9 @@ def bag_reduce(
     largest = zeros.scatter_reduce(0, index, values, reduce="amax", include_self=False)
     if how == "max":
         return largest
-    if how == "softmax":
-        # the largest value cancels out; no gradient is needed through it
-        powers = torch.exp(values - largest.detach()[bag])
-        return powers / zeros.index_add(0, bag, powers)[bag]
-    raise ValueError(f"how must be 'mean', 'sum', 'max' or 'softmax', got {how!r}.")
+    # the largest value cancels out; no gradient is needed through it
+    powers = torch.exp(values - largest.detach()[bag])
+    return powers / zeros.index_add(0, bag, powers)[bag]
 
 
 def collect_bags(
@@ -130,9 +133,15 @@ def collect_bags(
 
     Raises
     ------
-    ValueError
-        If there are not as many predictions as batches, or one has not a row for each bag.
+    ValueError, TypeError, RuntimeError
+        If there are not as many predictions as batches, or one has not a row for each bag; if `batches` can be
+        iterated again in another order, such as a DataLoader; if the loader's last pass was cut short.
     """
+    if not (hasattr(batches, "bag_ids") or hasattr(batches, "__next__") or isinstance(batches, list | tuple)):
+        raise TypeError(
+            f"Give the batches as a list, or the BagLoader that they are of, not a {type(batches).__name__}, which may "
+            "yield others in another order when it is iterated again."
+        )
     results = iter(predictions)
     first = next(results, None)  # begins the pass, where predictions are made from the loader's batches as they come
     values = [] if first is None else [_as_array(value) for value in itertools.chain([first], results)]
@@ -152,7 +161,10 @@ def collect_bags(
 
 
 def _as_array(values: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    if not isinstance(values, torch.Tensor):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # numpy has no bfloat16
 
 
 def to_torchmil(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -182,6 +194,8 @@ def to_torchmil(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def _tensors(batch: dict[str, Any], what: str) -> tuple[torch.Tensor, torch.Tensor]:
     """X and offsets of a batch."""
+    if "offsets" not in batch:
+        raise KeyError(f"{what} takes batches of a BagLoader; this one has no bags (no 'offsets').")
     X, offsets = batch["X"], batch["offsets"]
     if not isinstance(X, torch.Tensor):
         raise TypeError(f"{what} takes batches of torch tensors, got X as {type(X).__name__}: load with to='torch'.")
@@ -190,7 +204,7 @@ def _tensors(batch: dict[str, Any], what: str) -> tuple[torch.Tensor, torch.Tens
 
 def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """Uninitialised memory, on the CPU that of an earlier tensor that is no longer in use."""
-    if like.device.type != "cpu":
+    if like.device.type != "cpu" or like.dtype == torch.bfloat16:  # which numpy does not have
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     return torch.from_numpy(_pool.empty(shape, torch.empty(0, dtype=like.dtype).numpy().dtype))
 
@@ -199,7 +213,7 @@ def _densify(X: torch.Tensor, rows: slice, out: torch.Tensor) -> None:
     """Write contiguous rows into a dense tensor; on the CPU in a twentieth of the time of torch's ``to_dense()``."""
     if X.layout == torch.strided:
         out.copy_(X[rows])
-    elif X.device.type == "cpu":
+    elif X.device.type == "cpu" and not X.requires_grad and X.dtype not in (torch.float16, torch.bfloat16):
         parts = (X.values().numpy(), X.col_indices().numpy(), X.crow_indices().numpy())
         fill_dense(*parts, rows.start, out.numpy())
     else:

@@ -9,7 +9,7 @@ import numpy as np
 
 from donorloader._bag_source import BagSource, window_budget
 from donorloader._engine import Engine
-from donorloader._ids import shorten
+from donorloader._ids import duplicates, shorten
 from donorloader._options import ReadOptions, parse_memory
 from donorloader._stream_loader import StreamLoader, check_seed
 from donorloader.samplers import WINDOW_CELLS, BagSampler
@@ -147,6 +147,8 @@ prefetch, preload_to_gpu, check, seed
             check=check,
         )
         seed = check_seed(seed)
+        if exact_cells is not None and max_cells not in (None, 2000):
+            raise ValueError(f"exact_cells={exact_cells!r} is also the limit: leave max_cells={max_cells!r} out.")
         if balance is not None and donor_weights is not None:
             raise ValueError("balance and donor_weights both decide how often a donor is drawn: give one.")
         self._source = source = BagSource(
@@ -167,8 +169,7 @@ prefetch, preload_to_gpu, check, seed
         tables = source.tables
         budget = parse_memory(cell_memory, "cell_memory")
         most, room = window_budget(budget, tables.source.cell_bytes, dense=densify)
-        if window_cells is None:
-            window_cells = min(WINDOW_CELLS, most)
+        window_cells = min(WINDOW_CELLS, most) if window_cells is None else window_cells
         make = partial(
             BagSampler,
             source.codes,
@@ -181,25 +182,21 @@ prefetch, preload_to_gpu, check, seed
             window_cells=window_cells,
             rng=np.random.default_rng(0),
         )
-        if balance is not None:
-            drawn = make().bags  # bags that are left out must not count
-            weights = np.zeros(source.ids.size)
-            weights[drawn] = _balanced(source.column(balance).values[drawn])
+        with tables.closed_on_error():
+            weights = None
+            if balance is not None or donor_weights is not None:
+                weights = _weights(source, make().bags, balance, donor_weights)
             sampler = make(weights=weights, n_bags=n_bags)
-        elif donor_weights is not None:
-            sampler = make(weights=_by_id(donor_weights, tables.match.ids)[source.donors], n_bags=n_bags)
-        else:
-            sampler = make(n_bags=n_bags)
-        source.notice_if_scattered(sampler)
-        engine = Engine(
-            tables,
-            sampler,
-            seed=seed,
-            window_cells=window_cells,
-            options=options,
-            room=room,
-            add_fields=self._add_fields,
-        )
+            source.notice_if_scattered(sampler)
+            engine = Engine(
+                tables,
+                sampler,
+                seed=seed,
+                window_cells=window_cells,
+                options=options,
+                room=room,
+                add_fields=self._add_fields,
+            )
         super().__init__(tables, engine)
 
     @property
@@ -207,15 +204,32 @@ prefetch, preload_to_gpu, check, seed
         """What the codes of ``labels`` stand for; `None` without labels, or where they are numbers."""
         return self._source.label_names
 
+    @property
+    def covariate_names(self) -> dict[str, NDArray[np.object_] | None]:
+        """What the codes of each of the ``donor_covariates`` stand for; `None` where they are numbers."""
+        return self._source.covariate_names
+
     def bag_ids(self, epoch: int | None = None) -> list[NDArray[np.object_]]:
         """Ids of the bags of every batch of a pass, as ``donors`` gives them; no cell is read.
 
         Parameters
         ----------
         epoch
-            The pass. Default: the one that was begun last.
+            The pass. Default: the one that was begun last, which must have come to its end.
+
+        Raises
+        ------
+        RuntimeError
+            If no pass was begun, or the last one was cut short: it is not the one whose results are at hand.
         """
-        requests = self._engine.plan(self.epoch if epoch is None else epoch)
+        if epoch is None:
+            if self._last is None or not self._last.finished:
+                raise RuntimeError(
+                    "The last pass of this loader has not come to its end, so its bags are not those of your results. "
+                    "Keep the batches, or their `donors`, beside the results, or name the epoch."
+                )
+            epoch = self._last.epoch
+        requests = self._engine.plan(epoch)
         return [self._source.ids[bags] for request in requests for bags in request["bags"] or []]
 
     def _add_fields(self, batch: dict[str, Any], genotypes: GenotypeBatch) -> None:
@@ -226,9 +240,28 @@ prefetch, preload_to_gpu, check, seed
         del batch["unique_donors"]
 
 
+def _weights(
+    source: BagSource, drawn: NDArray[np.int64], balance: str | None, donor_weights: Mapping[Any, float] | None
+) -> NDArray[np.float64]:
+    """Weight of each bag; those that are not drawn, being too small, do not count."""
+    weights = np.zeros(source.ids.size)
+    if balance is not None:
+        weights[drawn] = _shares(source.column(balance).groups[drawn])
+    if donor_weights is not None:
+        of_donor = _by_id(donor_weights, source.tables.match.ids)
+        # the weight is a donor's, however many bags it has
+        weights[drawn] = of_donor[source.donors[drawn]] * _shares(source.donors[drawn])
+    return weights
+
+
 def _by_id(weights: Mapping[Any, float], ids: NDArray[np.object_]) -> NDArray[np.float64]:
     """Weights in order of the ids, 0 for those without."""
-    by_id = {str(donor): float(weight) for donor, weight in weights.items()}
+    if not hasattr(weights, "items"):
+        raise TypeError(f"donor_weights must map ids to weights, got {type(weights).__name__}.")
+    pairs = [(str(donor), float(weight)) for donor, weight in weights.items()]
+    by_id = dict(pairs)
+    if repeated := duplicates(np.array([donor for donor, _ in pairs], dtype=object)):
+        raise ValueError(f"donor_weights may name a donor once, but {shorten(repeated)} occur more than once.")
     if unknown := sorted(by_id.keys() - set(ids)):
         raise ValueError(
             f"donor_weights names donors that have no cells in use: {shorten(unknown)}. Those in use are "
@@ -237,7 +270,7 @@ def _by_id(weights: Mapping[Any, float], ids: NDArray[np.object_]) -> NDArray[np
     return np.array([by_id.get(donor, 0.0) for donor in ids])
 
 
-def _balanced(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Weights that give each distinct value the same chance."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+def _shares(groups: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Weights that give each group the same chance, however many members it has."""
+    _, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)
     return 1.0 / counts[inverse]

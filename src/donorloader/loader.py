@@ -190,5 +190,6 @@ class DonorLoader(StreamLoader):
             )
         if (used := tables.match.keep) is not None:
             sampler = SubsetSampler(sampler, used)
-        engine = Engine(tables, sampler, seed=seed, window_cells=window_cells, options=options)
+        with tables.closed_on_error():
+            engine = Engine(tables, sampler, seed=seed, window_cells=window_cells, options=options)
         super().__init__(tables, engine)

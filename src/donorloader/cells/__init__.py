@@ -4,12 +4,11 @@ from ._obs import select_cells
 from ._open import is_donor_data, is_stored_donor_data, open_cells
 from ._read import RowReader
 from ._source import CellSource
-from ._stream import CellBatch, CellWindow, fill_dense, stream_cells, stream_dense, stream_windows
+from ._stream import CellBatch, fill_dense, stream_cells, stream_dense
 
 __all__ = [
     "CellBatch",
     "CellSource",
-    "CellWindow",
     "RowReader",
     "fill_dense",
     "is_donor_data",
@@ -18,5 +17,4 @@ __all__ = [
     "select_cells",
     "stream_cells",
     "stream_dense",
-    "stream_windows",
 ]

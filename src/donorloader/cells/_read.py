@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -40,13 +41,14 @@ class RowReader:
         self._nodes, self._window_cells = source.nodes, window_cells
         self._sampler = _GivenRequests()
         self._loader = source.loader(self._sampler)
+        self._lock = threading.Lock()
 
     def read(self, rows: NDArray[np.int64]) -> CellBatch:
         """The cells of the given rows, X as the source has it: scipy CSR or a numpy array."""
-        self._sampler.requests = read_requests(rows, self._window_cells)
         parts = Parts(rows.size)
-        # the first read opens the arrays, and with it binds them to a codec pipeline
-        with local_pipeline(*self._nodes), closing(iter(self._loader)) as batches:  # type: ignore[type-var]
+        # one at a time, as annbatch takes the requests from the sampler that the loader was made with
+        with self._lock, local_pipeline(*self._nodes), closing(iter(self._loader)) as batches:  # type: ignore[type-var]
+            self._sampler.requests = read_requests(rows, self._window_cells)
             for batch in batches:
                 index = np.asarray(batch["index"], dtype=np.int64)
                 if index.size == rows.size:

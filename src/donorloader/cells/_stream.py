@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from donorloader._buffers import BufferPool
     from donorloader.samplers import EpochSampler, RequestPlan
 
-__all__ = ["CellBatch", "CellWindow", "fill_dense", "stream_cells", "stream_dense", "stream_windows"]
+__all__ = ["CellBatch", "fill_dense", "stream_cells", "stream_dense"]
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,6 @@ class CellBatch:
 
     X: Any
     index: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class CellWindow:
-    """Cells of one load request in the order of its batches, and what these are."""
-
-    X: Any
-    index: NDArray[np.int64]
-    plan: RequestPlan
 
 
 def stream_cells(
@@ -89,48 +80,19 @@ def stream_cells(
             del whole
 
 
-def stream_windows(
-    loader: Loader[Any, Any], sampler: EpochSampler, epoch: int, nodes: tuple[Any, ...]
-) -> Iterator[CellWindow]:
-    """Load requests of one epoch, each as one piece; `sampler` must have been made with ``whole_windows=True``."""
-    plan: deque[RequestPlan] = deque()
-    for window in _iterate(loader, sampler, epoch, nodes, plan):
-        yield CellWindow(window["X"], np.asarray(window["index"], dtype=np.int64), plan.popleft())
-        del window
-
-
-def stream_dense(windows: Iterator[CellWindow], pool: BufferPool) -> Iterator[CellBatch]:
-    """Batches with X as dense float32, filled from each window's CSR rows into recycled memory.
+def stream_dense(batches: Iterator[CellBatch], pool: BufferPool) -> Iterator[CellBatch]:
+    """Batches with X as dense float32, filled from CSR into recycled memory.
 
     Filling a batch of 1,024 × 20,000 takes a twentieth of the time of torch's ``to_dense()`` on the CPU, most of which
     goes into fresh pages.
     """
-    whole: NDArray[np.float32] | None = None  # a batch that comes in several windows
-    parts: list[NDArray[np.int64]] = []
-    for window in windows:
-        sizes, part_of = window.plan
-        if part_of is not None:
-            if whole is None:
-                whole = pool.empty((part_of, window.X.shape[1]), np.float32)
-            start = sum(part.size for part in parts)
-            _fill(window.X, slice(0, sizes[0]), whole[start : start + sizes[0]])
-            parts.append(window.index)
-            del window
-            if start + sizes[0] == part_of:
-                batch = CellBatch(whole, np.concatenate(parts))
-                whole, parts = None, []
-                yield batch
-                del batch
-            continue
-        start = 0
-        for size in sizes:
-            rows = slice(start, start + size)
-            start += size
-            out = pool.empty((size, window.X.shape[1]), np.float32)
-            _fill(window.X, rows, out)
-            yield CellBatch(out, window.index[rows])
-            del out
-        del window  # let go of its memory while the next one is waited for
+    for batch in batches:
+        out = pool.empty(batch.X.shape, np.float32)
+        _fill(batch.X, slice(0, out.shape[0]), out)
+        index = batch.index
+        del batch  # its memory is used again for the next one
+        yield CellBatch(out, index)
+        del out
 
 
 def _fill(X: Any, rows: slice, out: NDArray[np.float32]) -> None:

@@ -3,7 +3,16 @@
 from ._conveyor import Conveyor
 from ._device import DeviceCopier
 from ._join import Joiner
-from ._pass import Pass, join_lanes
+from ._pass import Pass, PassRecord, join_lanes
 from ._tensors import silence_csr_warning, to_torch
 
-__all__ = ["Conveyor", "DeviceCopier", "Joiner", "Pass", "join_lanes", "silence_csr_warning", "to_torch"]
+__all__ = [
+    "Conveyor",
+    "DeviceCopier",
+    "Joiner",
+    "Pass",
+    "PassRecord",
+    "join_lanes",
+    "silence_csr_warning",
+    "to_torch",
+]

@@ -49,7 +49,7 @@ class Conveyor:
         self._threads: list[threading.Thread] = []
         self._queues: list[_LaneQueue] = []
         self._sources: list[Any] = []
-        self._switching = QuickSwitching()
+        self._switching, self._running = QuickSwitching(), 0
         self.seconds: dict[str, dict[str, float]] = {}
         # Runs before zarr ends its event loop at exit, which was registered earlier; a lane that waits for that
         # loop would never end. Daemon threads, because Python waits for others before it runs any of this.
@@ -87,7 +87,9 @@ class Conveyor:
         self.seconds[name] = {"work": 0.0, "blocked": 0.0, "waited_for": 0.0}
         if not self._threaded:
             return self._inline(name, items, batches)
-        self._switching.begin()
+        with self._lock:
+            self._running += 1
+            self._switching.begin()
         queue = _LaneQueue(capacity, room)
         self._queues.append(queue)
         thread = threading.Thread(
@@ -172,6 +174,10 @@ class Conveyor:
                 each.wake()
         finally:
             _close(iterator)
+            with self._lock:
+                self._running -= 1
+                if not self._running:  # a loop may hold on to a pass whose lanes have long ended
+                    self._switching.end()
 
     def _take(self, name: str, queue: _LaneQueue) -> Iterator[Any]:
         on_lane = self._threads

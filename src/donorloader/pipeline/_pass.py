@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -11,7 +13,23 @@ if TYPE_CHECKING:
     from ._conveyor import Conveyor
     from ._join import Joiner
 
-__all__ = ["Pass", "join_lanes"]
+__all__ = ["Pass", "PassRecord", "join_lanes"]
+
+
+@dataclass
+class PassRecord:
+    """What is known of a pass when its iterator is gone.
+
+    Attributes
+    ----------
+    epoch
+        Its epoch.
+    finished
+        Whether it came to its end: all batches were taken.
+    """
+
+    epoch: int
+    finished: bool = False
 
 
 class Pass:
@@ -27,6 +45,8 @@ class Pass:
 
     def __init__(self, conveyor: Conveyor, batches: Iterator[dict[str, Any]]):
         self._conveyor = conveyor
+        self._lock = threading.Lock()
+        self.record = PassRecord(conveyor.epoch)
         self._batches = batches
         self._finalizer = weakref.finalize(self, conveyor.stop)
         self._finalizer.atexit = False  # the conveyor sees to the exit itself, in the right order
@@ -36,7 +56,13 @@ class Pass:
 
     def __next__(self) -> dict[str, Any]:
         try:
-            return next(self._batches)
+            with self._lock:  # threads that share a pass take turns
+                return next(self._batches)
+        except StopIteration:
+            if not self._conveyor.stopped:
+                self.record.finished = True
+            self.close()
+            raise
         except BaseException:  # also KeyboardInterrupt: whatever ends the loop ends the lanes
             self.close()
             raise

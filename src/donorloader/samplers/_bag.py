@@ -66,8 +66,9 @@ class BagSampler(Sampler):
         Whether bags, and cells in them, come in random order. Subsets of cells are random in any case.
     window_cells
         Cells that are read at once: as many batches as fit. Bounds memory whatever the sizes of bags: a batch of more
-        cells is read in parts. The cells of a bag that is larger are shuffled within stretches of so many rows, and
-        these among each other.
+        cells is read in parts, which a :class:`donorloader.BagLoader` puts together (annbatch's own loader yields each
+        as a batch). The cells of a bag that is larger are shuffled within stretches of so many rows, and these among
+        each other.
     rng
         Generator of the order; a loader replaces it by that of each epoch.
 
@@ -101,7 +102,7 @@ class BagSampler(Sampler):
             small_bags = "resample" if small_bags == "keep" else small_bags
         sizes = {"bags_per_batch": bags_per_batch, "window_cells": window_cells, "n_bags": n_bags}
         for name, value in (sizes | {"max_cells": max_cells, "min_cells": min_cells}).items():
-            if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
         if small_bags not in ("keep", "drop", "resample"):
             raise ValueError(f"small_bags must be 'keep', 'drop' or 'resample', got {small_bags!r}.")

@@ -6,7 +6,6 @@ import copy
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import numpy as np
 from annbatch.abc import Sampler
 
 from ._replay import replay
@@ -44,15 +43,11 @@ class EpochSampler(Sampler):
         Any annbatch sampler; a copy is kept, so later changes to the original have no effect.
     seed
         With the epoch, what the order depends on.
-    whole_windows
-        Whether to ask for each load request as one batch, its rows in the order of the batches, which the caller then
-        cuts as the plan that :meth:`arm` collects says.
     """
 
-    def __init__(self, sampler: Sampler, *, seed: int, whole_windows: bool = False):
+    def __init__(self, sampler: Sampler, *, seed: int):
         self._sampler = copy.deepcopy(sampler)
         self._seed = seed
-        self._whole_windows = whole_windows
         self._armed = threading.local()
 
     @property
@@ -110,10 +105,7 @@ class EpochSampler(Sampler):
             if not splits:
                 continue
             plan.append(RequestPlan([len(split) for split in splits], cast("dict[str, Any]", request).get("part_of")))
-            if self._whole_windows:
-                yield {**request, "splits": [np.concatenate(splits)]}
-            else:
-                yield request
+            yield request
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         return self.sample(n_obs)
