@@ -117,14 +117,6 @@ def test_other_samplers_follow_the_epoch(sampler: Sampler) -> None:
     assert order[0] != order[2]
 
 
-def test_a_shuffling_sampler_without_a_generator_is_noticed() -> None:
-    """Its order would be the same in every epoch, without a word."""
-    with pytest.warns(UserWarning, match="Own says that it shuffles, but holds no random generator"):
-        dl.DonorLoader(cells(), batch_sampler=Own()).close()
-    for sampler in (OfTorch(), OfEpoch()):
-        dl.DonorLoader(cells(), batch_sampler=sampler).close()
-
-
 def test_a_donor_data_under_another_name(tmp_path: Path) -> None:
     """What a store is, is in the store, not in its name."""
     import zarr

@@ -73,10 +73,11 @@ def _as_float32(name: str, values: pd.Series) -> NDArray[np.float32]:
 
 def _coded(values: Any) -> Any:
     """A column with its text as categories: those of the whole column, so that every split has the same codes."""
-    if values.dtype == object and pd.api.types.infer_dtype(values) in ("integer", "floating", "mixed-integer-float"):
-        return pd.to_numeric(pd.Series(values)).array
-    if values.dtype == object or pd.api.types.is_string_dtype(values.dtype):
-        return pd.Categorical(values)
+    column = pd.Series(values)
+    if column.dtype == object and pd.api.types.infer_dtype(column) in ("integer", "floating", "mixed-integer-float"):
+        return pd.to_numeric(column).array
+    if column.dtype == object or pd.api.types.is_string_dtype(column.dtype):
+        return pd.Categorical(column)
     return values
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 from donorloader._engine import Engine
 from donorloader._options import ReadOptions, SamplingOptions
 from donorloader._stream_loader import StreamLoader, check_seed
 from donorloader._tables import open_tables
-from donorloader.samplers import SubsetSampler, differs_by_epoch
+from donorloader.samplers import SubsetSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -180,14 +179,6 @@ class DonorLoader(StreamLoader):
             genotype_layer=genotype_layer,
             genotype_memory=options.genotype_memory,
         )
-        if sampler.shuffle and not differs_by_epoch(sampler):
-            warnings.warn(
-                f"{type(sampler).__name__} says that it shuffles, but holds no random generator that an epoch could "
-                "restart: every epoch comes in the same order. Give it one, e.g. rng=numpy.random.default_rng(), or a "
-                "set_epoch method.",
-                UserWarning,
-                stacklevel=2,
-            )
         if (used := tables.match.keep) is not None:
             sampler = SubsetSampler(sampler, used)
         with tables.closed_on_error():

@@ -4,7 +4,7 @@ from ._bag import BagRequest, BagSampler, read_requests
 from ._donor import DonorRequest, DonorSampler, donor_requests
 from ._epoch import EpochSampler, RequestPlan
 from ._geometry import WINDOW_CELLS, Geometry, choose_geometry
-from ._replay import differs_by_epoch, pass_generator, replay, replica
+from ._replay import pass_generator, replay, replica
 from ._rows import complete_requests, request_rows
 from ._subset import SubsetSampler
 
@@ -20,7 +20,6 @@ __all__ = [
     "SubsetSampler",
     "choose_geometry",
     "complete_requests",
-    "differs_by_epoch",
     "donor_requests",
     "pass_generator",
     "read_requests",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
 
-__all__ = ["differs_by_epoch", "pass_generator", "replay", "replica"]
+__all__ = ["pass_generator", "replay", "replica"]
 
 
 def pass_generator(seed: int, epoch: int, stream: int = 0) -> np.random.Generator:
@@ -56,16 +56,6 @@ def replica[S: Sampler](sampler: S, *, seed: int, epoch: int) -> S:
     if callable(set_epoch := getattr(twin, "set_epoch", None)):
         set_epoch(epoch)
     return twin
-
-
-def differs_by_epoch(sampler: Sampler) -> bool:
-    """Whether the order of a sampler can differ between epochs: it reaches a random generator, or is told the epoch."""
-    memo: dict[int, object] = {}
-    try:
-        copy.deepcopy(sampler, memo)
-    except TypeError:
-        return True  # `replica` says what is wrong
-    return callable(getattr(sampler, "set_epoch", None)) or any(_is_generator(value) for value in memo.values())
 
 
 def _is_generator(value: object) -> bool:
