@@ -81,11 +81,12 @@ class TestPrepare:
                 "--memory",
                 "3GB",
             ),
-            *("--seed", 11),
+            *("--seed", 11, "--no-bags"),
         )
         assert result.exit_code == 0, result.output
         study = dl.open_study(tmp_path / "study")
         assert study.donor_key == "who"
+        assert study.bags is None
         assert study.meta["settings"] == {
             "layer": "counts",
             "obs_columns": ["run", "row"],
@@ -93,6 +94,7 @@ class TestPrepare:
             "id_by": "iid",
             "donor_map": str(tmp_path / "map.tsv"),
             "only_donors_with_cells": True,
+            "bags": False,
             "memory": 3 * 2**30,
             "seed": 11,
         }
