@@ -513,7 +513,9 @@ class TestAnnDataGenotypes:
             largest = max(largest, block.nbytes)
             return block
 
-        source = SimpleNamespace(ids=store.ids, n_variants=5000, dtype=store.dtype, read=watched, var=store.var, obs=store.obs)
+        source = SimpleNamespace(
+            ids=store.ids, n_variants=5000, dtype=store.dtype, read=watched, var=store.var, obs=store.obs
+        )
         rows = np.arange(100, -1, -1)
         var_bytes = _PEAK_PER_VAR * int(describe_variants(store.var()).memory_usage(deep=True).sum())
         write_genotypes(source, tmp_path / "g.zarr", rows=rows, memory=memory + var_bytes, on_rows=seen.append)
