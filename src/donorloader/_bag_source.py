@@ -9,7 +9,7 @@ import numpy as np
 
 from donorloader._donor_columns import BagColumn, bag_codes, bag_column
 from donorloader._tables import Tables, open_tables
-from donorloader.samplers import replay, request_rows
+from donorloader.samplers import BagSampler, replay, request_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from donorloader.samplers import BagSampler
+__all__ = ["MAX_CELLS", "BagSource", "window_budget"]
 
-__all__ = ["BagSource", "window_budget"]
+# Cells of a bag at the most, unless a user says otherwise.
+MAX_CELLS = 2000
 
 # Parts that `cell_memory` is cut into. Sparse: the window that is split into batches, the next one being read, the
-# batches of both queues, the one at hand. Dense: four windows, and half of it for two queues of dense batches.
+# batches of both queues, the one at hand. Dense: two windows, and two parts for each of three queues, one of them
+# sparse.
 _PARTS, _DENSE_PARTS = 5, 8
 
 # What a pass takes besides: the order of the cells, decoders, what the allocator keeps. Measured. Unit: bytes.
@@ -119,6 +121,28 @@ class BagSource:
             f"study are read from; annbatch writes one with add_adatas(…, groupby={self.tables.donor_key!r}).",
             UserWarning,
             stacklevel=3,
+        )
+
+    def sampler(
+        self,
+        *,
+        max_cells: int | None,
+        min_cells: int | None,
+        small_bags: Literal["keep", "drop", "resample"],
+        exact_cells: int | None,
+        **options: Any,
+    ) -> BagSampler:
+        """A sampler of these bags; `options` are its others."""
+        if exact_cells is not None and max_cells not in (None, MAX_CELLS):
+            raise ValueError(f"exact_cells={exact_cells!r} is also the limit: leave max_cells={max_cells!r} out.")
+        return BagSampler(
+            self.codes,
+            max_cells=None if exact_cells is not None else max_cells,
+            min_cells=min_cells,
+            small_bags=small_bags,
+            exact_cells=exact_cells,
+            rng=np.random.default_rng(0),  # every replica gets the generator of its epoch in place of this one
+            **options,
         )
 
     @property

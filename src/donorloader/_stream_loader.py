@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from donorloader._tables import Tables
     from donorloader.pipeline import PassRecord
 
-__all__ = ["StreamLoader", "check_seed"]
+__all__ = ["StreamLoader", "check_epoch", "check_seed"]
 
 
 def check_seed(seed: Any) -> int:
@@ -25,6 +25,13 @@ def check_seed(seed: Any) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise ValueError(f"seed must be an integer of at least 0, got {seed!r}.")
     return int(seed)
+
+
+def check_epoch(epoch: Any) -> int:
+    """An epoch, or an error that says what one is."""
+    if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
+        raise ValueError(f"epoch must be an integer of at least 0, got {epoch!r}.")
+    return int(epoch)
 
 
 class StreamLoader(IterableDataset[dict[str, Any]]):
@@ -68,9 +75,7 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass; the passes after it count on from there."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
-            raise ValueError(f"epoch must be an integer of at least 0, got {epoch!r}.")
-        self._epoch = self._next_epoch = int(epoch)
+        self._epoch = self._next_epoch = check_epoch(epoch)
 
     @property
     def epoch(self) -> int:

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
-import scipy.sparse as sp
 import torch
 from torch.utils.data import Dataset
 
-from donorloader._bag_source import BagSource, window_budget
+from donorloader._bag_source import MAX_CELLS, BagSource, window_budget
 from donorloader._buffers import BufferPool
 from donorloader._ids import shorten
-from donorloader._options import parse_memory
-from donorloader._stream_loader import check_seed
-from donorloader.cells import RowReader, fill_dense
+from donorloader._options import ReadOptions, parse_memory
+from donorloader._stream_loader import check_epoch, check_seed
+from donorloader.cells import RowReader, stack_tensors, to_dense
 from donorloader.genotypes import GenotypeBatch
 from donorloader.pipeline import Joiner, silence_csr_warning, to_torch
-from donorloader.samplers import WINDOW_CELLS, BagSampler, pass_generator
+from donorloader.samplers import WINDOW_CELLS, pass_generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,7 +57,7 @@ check, seed, cell_memory
         *,
         donor_key: str | None = None,
         bag_by: Sequence[str] | None = None,
-        max_cells: int | None = 2000,
+        max_cells: int | None = MAX_CELLS,
         min_cells: int | None = None,
         small_bags: Literal["keep", "drop", "resample"] = "keep",
         exact_cells: int | None = None,
@@ -86,36 +85,30 @@ check, seed, cell_memory
 
     def _open(self) -> None:
         options = self._arguments
-        columns = options["obs_columns"]
-        if isinstance(columns, str):
-            raise TypeError(f"obs_columns must be a list of names, got the text {columns!r}; use [{columns!r}].")
-        if options["exact_cells"] is not None and options["max_cells"] not in (None, 2000):
-            raise ValueError(f"exact_cells={options['exact_cells']!r} is also the limit: leave max_cells out.")
-        if options["missing_donors"] not in ("error", "drop", "nan"):
-            raise ValueError(
-                f"missing_donors must be one of 'error', 'drop', 'nan', got {options['missing_donors']!r}."
-            )
+        self._read = ReadOptions.checked(
+            **{
+                name: options[name] for name in ("obs_columns", "missing_donors", "genotype_memory", "densify", "check")
+            },
+            donor_rows="batch",
+            to="torch",
+            device=None,
+            prefetch=0,
+            preload_to_gpu=False,
+        )
         self._seed = check_seed(options["seed"])
         cell_memory = parse_memory(options["cell_memory"], "cell_memory")
         names = ["cells", "genotypes", "bag_by", "labels", "donor_covariates", "donor_table", "donor_key", "donors"]
         names += ["cells_query", "variants", "missing_donors", "genotype_layer"]
         self._source = source = BagSource(
             **{name: options[name] for name in names},
-            genotype_memory=parse_memory(options["genotype_memory"], "genotype_memory"),
+            genotype_memory=self._read.genotype_memory,
         )
-        tables = source.tables
+        tables, columns = source.tables, self._read.obs_columns
         most, _ = window_budget(cell_memory, tables.source.cell_bytes, dense=options["densify"])
         window_cells = min(WINDOW_CELLS, most)
-        self._sampler = BagSampler(
-            source.codes,
-            bags_per_batch=1,
-            max_cells=None if options["exact_cells"] is not None else options["max_cells"],
-            min_cells=options["min_cells"],
-            small_bags=options["small_bags"],
-            exact_cells=options["exact_cells"],
-            window_cells=window_cells,
-            rng=np.random.default_rng(0),
-        )
+        sizes = {name: options[name] for name in ("max_cells", "min_cells", "small_bags", "exact_cells")}
+        with tables.closed_on_error():
+            self._sampler = source.sampler(bags_per_batch=1, window_cells=window_cells, **sizes)
         self._reader = RowReader(tables.source, window_cells=window_cells)
         self._joiner = Joiner(tables.match.codes, tables.match.ids, None if tables.store is None else tables.store.ids)
         self._obs = tables.source.obs(columns) if columns else None
@@ -159,9 +152,7 @@ check, seed, cell_memory
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, also for workers that run."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
-            raise ValueError(f"epoch must be an integer of at least 0, got {epoch!r}.")
-        self._epoch.fill_(int(epoch))
+        self._epoch.fill_(check_epoch(epoch))
 
     def __getitem__(self, key: Any) -> dict[str, Any]:
         """A bag, by number, or by id: the donor's as text, or a tuple where `bag_by` makes finer bags.
@@ -194,14 +185,14 @@ check, seed, cell_memory
             donor_idx=np.zeros(rows.size, dtype=np.int64),
             bags=np.array([bag]),
         )
-        if self._arguments["check"]:
+        if self._read.check:
             if not np.array_equal(cells.index, rows):
                 raise RuntimeError(f"Bag {self._id_of(bag)!r} was asked for, but other cells were read.")
             self._joiner.check(cells, genotypes)
         fields = self._source.fields(np.array([bag]))
         covariates = fields["donor_covariates"]
         return {
-            "X": to_torch(self._dense(cells.X) if self._arguments["densify"] else cells.X),
+            "X": to_torch(to_dense(cells.X, self._pool) if self._read.densify else cells.X),
             "index": torch.from_numpy(cells.index),
             "obs": None if self._obs is None else self._obs.take(cells.index),
             "donor": fields["donors"][0],
@@ -214,14 +205,6 @@ check, seed, cell_memory
         """Close the files that this dataset opened."""
         self._closed = True
         self._source.tables.close()
-
-    def _dense(self, X: Any) -> NDArray[np.float32]:
-        out: NDArray[np.float32] = self._pool.empty(X.shape, np.float32)
-        if sp.issparse(X):
-            fill_dense(X.data, X.indices, X.indptr, 0, out)
-        else:
-            out[...] = X
-        return out
 
     def _id_of(self, bag: int) -> Any:
         return self._source.ids[bag]
@@ -260,7 +243,7 @@ def collate_bags(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
     donors = np.empty(len(items), dtype=object)
     donors[:] = [item["donor"] for item in items]
     return {
-        "X": _stack_rows([item["X"] for item in items]),
+        "X": stack_tensors([item["X"] for item in items]),
         "index": torch.cat([item["index"] for item in items]),
         "obs": None if first["obs"] is None else pd.concat([item["obs"] for item in items]),
         "donor_idx": torch.from_numpy(np.repeat(np.arange(len(items)), sizes)),
@@ -274,18 +257,3 @@ def collate_bags(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if covariates is None
         else {k: torch.as_tensor(np.array([item["donor_covariates"][k] for item in items])) for k in covariates},
     }
-
-
-def _stack_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    if parts[0].layout == torch.strided:
-        return torch.cat(list(parts))
-    ends = np.cumsum([part.values().numel() for part in parts])
-    crow = [parts[0].crow_indices()]
-    crow += [part.crow_indices()[1:] + int(end) for part, end in zip(parts[1:], ends, strict=False)]
-    return torch.sparse_csr_tensor(
-        torch.cat(crow),
-        torch.cat([part.col_indices() for part in parts]),
-        torch.cat([part.values() for part in parts]),
-        size=(sum(part.shape[0] for part in parts), parts[0].shape[1]),
-        check_invariants=False,
-    )

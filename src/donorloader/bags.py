@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from donorloader._bag_source import BagSource, window_budget
+from donorloader._bag_source import MAX_CELLS, BagSource, window_budget
 from donorloader._engine import Engine
 from donorloader._ids import duplicates, shorten
 from donorloader._options import ReadOptions, parse_memory
 from donorloader._stream_loader import StreamLoader, check_seed
-from donorloader.samplers import WINDOW_CELLS, BagSampler
+from donorloader.samplers import WINDOW_CELLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -106,7 +106,7 @@ prefetch, preload_to_gpu, check, seed
         donor_key: str | None = None,
         bag_by: Sequence[str] | None = None,
         bags_per_batch: int = 8,
-        max_cells: int | None = 2000,
+        max_cells: int | None = MAX_CELLS,
         min_cells: int | None = None,
         small_bags: Literal["keep", "drop", "resample"] = "keep",
         exact_cells: int | None = None,
@@ -147,8 +147,6 @@ prefetch, preload_to_gpu, check, seed
             check=check,
         )
         seed = check_seed(seed)
-        if exact_cells is not None and max_cells not in (None, 2000):
-            raise ValueError(f"exact_cells={exact_cells!r} is also the limit: leave max_cells={max_cells!r} out.")
         if balance is not None and donor_weights is not None:
             raise ValueError("balance and donor_weights both decide how often a donor is drawn: give one.")
         self._source = source = BagSource(
@@ -171,16 +169,14 @@ prefetch, preload_to_gpu, check, seed
         most, room = window_budget(budget, tables.source.cell_bytes, dense=densify)
         window_cells = min(WINDOW_CELLS, most) if window_cells is None else window_cells
         make = partial(
-            BagSampler,
-            source.codes,
+            source.sampler,
             bags_per_batch=bags_per_batch,
-            max_cells=None if exact_cells is not None else max_cells,
+            max_cells=max_cells,
             min_cells=min_cells,
             small_bags=small_bags,
             exact_cells=exact_cells,
             shuffle=shuffle,
             window_cells=window_cells,
-            rng=np.random.default_rng(0),
         )
         with tables.closed_on_error():
             weights = None

@@ -2,9 +2,10 @@
 
 from ._obs import select_cells
 from ._open import is_donor_data, is_stored_donor_data, open_cells
+from ._parts import stack_tensors
 from ._read import RowReader
 from ._source import CellSource
-from ._stream import CellBatch, fill_dense, stream_cells, stream_dense
+from ._stream import CellBatch, fill_dense, stream_cells, stream_dense, to_dense
 
 __all__ = [
     "CellBatch",
@@ -15,6 +16,8 @@ __all__ = [
     "is_stored_donor_data",
     "open_cells",
     "select_cells",
+    "stack_tensors",
     "stream_cells",
     "stream_dense",
+    "to_dense",
 ]

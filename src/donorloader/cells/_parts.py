@@ -9,9 +9,11 @@ import scipy.sparse as sp
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-__all__ = ["Parts"]
+__all__ = ["Parts", "stack_tensors"]
 
 # Room for stored values beyond what the first part lets expect. Pages that nothing is written to take no memory.
 _MARGIN = 1.2
@@ -95,19 +97,26 @@ class _TensorRows:
     """Parts that annbatch has put on a GPU; these are joined there, as one allocation after the other."""
 
     def __init__(self, n_cells: int, first: torch.Tensor):
-        self._shape = (n_cells, first.shape[1])
         self._parts: list[torch.Tensor] = []
 
     def add(self, X: torch.Tensor, start: int) -> None:
         self._parts.append(X)
 
     def whole(self) -> torch.Tensor:
-        if self._parts[0].layout == torch.strided:
-            return torch.cat(self._parts)
-        ends = np.cumsum([part.values().numel() for part in self._parts])
-        starts = ends - [part.values().numel() for part in self._parts]
-        crow = [self._parts[0].crow_indices()[:1]]
-        crow += [part.crow_indices()[1:] + int(start) for part, start in zip(self._parts, starts, strict=True)]
-        columns = torch.cat([part.col_indices() for part in self._parts])
-        values = torch.cat([part.values() for part in self._parts])
-        return torch.sparse_csr_tensor(torch.cat(crow), columns, values, size=self._shape)
+        return stack_tensors(self._parts)
+
+
+def stack_tensors(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows of several tensors, dense or CSR, one below the other."""
+    if parts[0].layout == torch.strided:
+        return torch.cat(list(parts))
+    ends = np.cumsum([part.values().numel() for part in parts])
+    crow = [parts[0].crow_indices()]
+    crow += [part.crow_indices()[1:] + int(end) for part, end in zip(parts[1:], ends, strict=False)]
+    return torch.sparse_csr_tensor(
+        torch.cat(crow),
+        torch.cat([part.col_indices() for part in parts]),
+        torch.cat([part.values() for part in parts]),
+        size=(sum(part.shape[0] for part in parts), parts[0].shape[1]),
+        check_invariants=False,
+    )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from donorloader._buffers import BufferPool
     from donorloader.samplers import EpochSampler, RequestPlan
 
-__all__ = ["CellBatch", "fill_dense", "stream_cells", "stream_dense"]
+__all__ = ["CellBatch", "fill_dense", "stream_cells", "stream_dense", "to_dense"]
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,20 @@ def stream_dense(batches: Iterator[CellBatch], pool: BufferPool) -> Iterator[Cel
     goes into fresh pages.
     """
     for batch in batches:
-        out = pool.empty(batch.X.shape, np.float32)
-        _fill(batch.X, slice(0, out.shape[0]), out)
-        index = batch.index
+        dense = CellBatch(to_dense(batch.X, pool), batch.index)
         del batch  # its memory is used again for the next one
-        yield CellBatch(out, index)
-        del out
+        yield dense
+        del dense
 
 
-def _fill(X: Any, rows: slice, out: NDArray[np.float32]) -> None:
+def to_dense(X: Any, pool: BufferPool) -> NDArray[np.float32]:
+    """A scipy CSR matrix or an array as a dense float32 array in recycled memory."""
+    out: NDArray[np.float32] = pool.empty(X.shape, np.float32)
     if sp.issparse(X):
-        fill_dense(X.data, X.indices, X.indptr, rows.start, out)
+        fill_dense(X.data, X.indices, X.indptr, 0, out)
     else:
-        out[...] = X[rows]
+        out[...] = X
+    return out
 
 
 @numba.njit(nogil=True, cache=True)
