@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import signal
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -280,6 +283,33 @@ class TestFailureHalfWay:
         with pytest.raises(type(exception)):
             dl.prepare(raw.cells, raw.bed, out=tmp_path / "study")
         assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+    def test_threads_that_go_on_writing(self, tmp_path: Path) -> None:
+        """zarr's other threads do, for a moment, after one of them has failed; they also make folders anew."""
+        writers = []
+
+        def write_on(folder: Path) -> None:
+            end = time.monotonic() + 0.5
+            for number in itertools.count():
+                with suppress(OSError):
+                    (folder / f"c{number % 50}").mkdir(parents=True, exist_ok=True)
+                    (folder / f"c{number % 50}" / f"{number}").write_bytes(b"chunk")
+                if time.monotonic() > end:
+                    return
+
+        def build() -> None:
+            with staged_folder(tmp_path / "study", overwrite=False, is_ours=is_study) as partial:
+                for _ in range(3):
+                    writers.append(threading.Thread(target=write_on, args=(partial / "X",)))
+                    writers[-1].start()
+                time.sleep(0.1)
+                raise OSError("full")
+
+        with pytest.raises(OSError, match="full"):
+            build()
+        for writer in writers:
+            writer.join()
+        assert not any(tmp_path.iterdir())
 
     def test_damaged_source(self, tmp_path: Path, raw: SimpleNamespace) -> None:
         with h5py.File(raw.cells[2], "r+") as file:

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["check_out", "staged_folder"]
+
+# How long to go on removing a folder that is written to, and the pause between two tries. Unit: seconds.
+_REMOVE_SECONDS, _REMOVE_PAUSE = 10.0, 0.05
 
 
 def check_out(out: Path, *, overwrite: bool, is_ours: Callable[[Path], bool]) -> None:
@@ -75,7 +79,7 @@ def staged_folder(out: Path, *, overwrite: bool, is_ours: Callable[[Path], bool]
         check_out(out, overwrite=overwrite, is_ours=is_ours)  # it may have appeared meanwhile
         _swap(partial, out)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         raise
     finally:
         os.close(lock)
@@ -110,7 +114,7 @@ def _swap(partial: Path, out: Path) -> None:
     except BaseException:
         old.rename(out)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
 
 
 def _clean_up_after_killed(out: Path) -> None:
@@ -121,9 +125,22 @@ def _clean_up_after_killed(out: Path) -> None:
         lock = os.open(leftover, os.O_RDONLY)
         try:
             if _try_lock(lock):
-                shutil.rmtree(leftover, ignore_errors=True)
+                _remove(leftover)
         finally:
             os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder that threads may still write to.
+
+    A write that fails in one of zarr's threads leaves the others at work for a moment: a file that they add while the
+    folder is emptied keeps it from being removed, and zarr makes folders that are not there. So it is removed until it
+    stays away. What resists for longer stays hidden, for the next one that stages here.
+    """
+    end = time.monotonic() + _REMOVE_SECONDS
+    while folder.exists() and time.monotonic() < end:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(_REMOVE_PAUSE)
 
 
 def _try_lock(descriptor: int) -> bool:
