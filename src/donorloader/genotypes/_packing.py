@@ -1,0 +1,277 @@
+"""Hard calls at two bits each: packing, and gathering any donors × any variants from packed bytes.
+
+A byte holds four calls of one donor, the first in its lowest two bits: call `j` of a row is
+``(row[j // 4] >> 2 * (j % 4)) & 3``. The codes 0, 1 and 2 are counts of the counted allele, 3 is a missing call; bits
+past the last variant are 0. The format is that of docs/format.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["MISSING", "gather_packed", "pack_rows", "pack_variants", "packed_width", "unpack_rows"]
+
+#: Code of a missing call.
+MISSING = 3
+
+
+def packed_width(n_variants: int) -> int:
+    """Bytes of a packed row."""
+    return -(-n_variants // 4)
+
+
+def pack_rows(calls: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Pack donor-major calls.
+
+    Parameters
+    ----------
+    calls
+        (n_donors, n_variants) int8: 0, 1 or 2, or negative where missing.
+
+    Returns
+    -------
+    (n_donors, packed_width(n_variants)) uint8.
+
+    Raises
+    ------
+    ValueError
+        If a call is above 2.
+    """
+    calls = np.ascontiguousarray(calls, dtype=np.int8)
+    out = np.empty((calls.shape[0], packed_width(calls.shape[1])), dtype=np.uint8)
+    _refuse(_pack_rows(calls, out))
+    return out
+
+
+def pack_variants(calls: NDArray[np.int8], out: NDArray[np.uint8]) -> None:
+    """Pack variant-major calls into the columns of donor-major rows.
+
+    Parameters
+    ----------
+    calls
+        (n_variants, n_donors) int8: 0, 1 or 2, or negative where missing.
+    out
+        (n_donors, packed_width(n_variants)) uint8, written. A view of wider rows will do.
+
+    Raises
+    ------
+    ValueError
+        If a call is above 2.
+    """
+    calls = np.ascontiguousarray(calls, dtype=np.int8)
+    m, n = calls.shape
+    if out.shape != (n, packed_width(m)):
+        raise ValueError(f"out must be {(n, packed_width(m))}, got {out.shape}.")
+    words, out_words = _by_eight(calls[:, : n // 8 * 8]), _by_eight(out[:, : m // 32 * 8])
+    _refuse(_pack_variants(calls, words, out, out_words))
+
+
+def _by_eight(array: NDArray[Any]) -> NDArray[np.uint64]:
+    """The same memory, by eight bytes of a row, wherever these lie: on x86 and ARM, words need not be aligned."""
+    shape = (array.shape[0], array.shape[1] // 8)
+    if 0 in shape:
+        return np.empty(shape, dtype=np.uint64)
+    return np.lib.stride_tricks.as_strided(array[:, :8].view(np.uint64), shape, (array.strides[0], 8))
+
+
+def unpack_rows(packed: NDArray[np.uint8], n_variants: int) -> NDArray[np.int8]:
+    """Calls of packed rows: (n_donors, n_variants) int8, -1 where missing."""
+    out = np.empty((packed.shape[0], n_variants), dtype=np.int8)
+    rows = np.arange(packed.shape[0])
+    gather_packed(packed, rows, slice(0, n_variants), np.array([0, 1, 2, -1], dtype=np.int8), out)
+    return out
+
+
+def gather_packed(
+    packed: NDArray[np.uint8],
+    rows: NDArray[np.int64],
+    columns: slice | NDArray[np.int64],
+    values: NDArray[Any],
+    out: NDArray[Any],
+) -> None:
+    """Write the values of some rows and columns.
+
+    Parameters
+    ----------
+    packed
+        (n_rows, width) uint8.
+    rows
+        (n,) int64 rows to take, in any order, also more than once. In range: not checked.
+    columns
+        The variants to take: a slice of step 1, or (m,) int64 positions. In range: not checked.
+    values
+        What each code becomes: (4,), or (4, m) where that differs by variant; in the type of `out`.
+    out
+        (n, m) C-contiguous, written.
+    """
+    bits = np.dtype(f"u{out.dtype.itemsize}")  # values are chosen, not computed with: numba need not know their type
+    values, out = np.ascontiguousarray(values).view(bits), out.view(bits)
+    by_variant = values if values.ndim == 2 else np.empty((4, 0), dtype=bits)
+    alike = values if values.ndim == 1 else np.empty(4, dtype=bits)
+    if not out.size:
+        return
+    if isinstance(columns, slice):
+        _gather_slice(packed, rows, columns.start, alike, by_variant, out)
+    else:
+        _gather_columns(packed, rows, columns, alike, by_variant, out)
+
+
+# Packed bytes that are taken apart at a time, into memory that stays in the first-level cache.
+_BYTES = 1024
+
+
+def _refuse(bad: int) -> None:
+    if bad:
+        raise ValueError("Packed calls are 0, 1, 2 or missing, but some are larger. Store these as a plain matrix.")
+
+
+# Eight calls, or packed bytes, side by side in one 64-bit word: the lanes below never carry into each other.
+_ONES = np.uint64(0x0101010101010101)
+_THREES = np.uint64(0x0303030303030303)
+_HIGH = np.uint64(0x7C7C7C7C7C7C7C7C)  # bits that calls up to 3 leave clear
+_U1, _U2, _U7, _FULL = np.uint64(1), np.uint64(2), np.uint64(7), np.uint64(0xFF)
+_EVEN_8, _EVEN_16, _EVEN_32 = (
+    np.uint64(0x00FF00FF00FF00FF),
+    np.uint64(0x0000FFFF0000FFFF),
+    np.uint64(0x00000000FFFFFFFF),
+)
+_S8, _S16, _S32 = np.uint64(8), np.uint64(16), np.uint64(32)
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def _code(call):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    return 3 if call < 0 else call & 3
+
+
+@numba.njit(nogil=True, cache=True)
+def _pack_rows(calls, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    n, m = calls.shape
+    bad = False
+    for i in range(n):
+        row = calls[i]
+        for b in range(m // 4):
+            c0, c1, c2, c3 = row[4 * b], row[4 * b + 1], row[4 * b + 2], row[4 * b + 3]
+            bad |= max(max(c0, c1), max(c2, c3)) > 2
+            out[i, b] = _code(c0) | _code(c1) << 2 | _code(c2) << 4 | _code(c3) << 6
+        if m % 4:
+            byte = 0
+            for j in range(m // 4 * 4, m):
+                bad |= row[j] > 2
+                byte |= _code(row[j]) << 2 * (j % 4)
+            out[i, m // 4] = byte
+    return bad
+
+
+@numba.njit(nogil=True, cache=True)
+def _pack_variants(calls, words, out, out_words):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """Pack 32 variants × 8 donors at a time: `words` and `out_words` are `calls` and `out` by eight bytes."""
+    m, n = calls.shape
+    lanes, groups = words.shape[1], out_words.shape[1]
+    bad = np.uint64(0)
+    block = np.empty(8, dtype=np.uint64)
+    for group in range(groups):
+        for lane in range(lanes):
+            for b in range(8):
+                packed = np.uint64(0)
+                shift = np.uint64(0)
+                for k in range(4):
+                    word = words[32 * group + 4 * b + k, lane]
+                    negative = ((word >> _U7) & _ONES) * _FULL
+                    bad |= ((word & _HIGH) | (word & (word >> _U1) & _ONES)) & ~negative
+                    packed |= ((word | negative) & _THREES) << shift
+                    shift += _U2
+                block[b] = packed
+            # transpose 8 × 8 bytes: swap neighbours at distance 1, 2 and 4
+            for b in range(0, 8, 2):
+                x, y = block[b], block[b + 1]
+                block[b] = (x & _EVEN_8) | ((y & _EVEN_8) << _S8)
+                block[b + 1] = ((x >> _S8) & _EVEN_8) | (y & ~_EVEN_8)
+            for b in (0, 1, 4, 5):
+                x, y = block[b], block[b + 2]
+                block[b] = (x & _EVEN_16) | ((y & _EVEN_16) << _S16)
+                block[b + 2] = ((x >> _S16) & _EVEN_16) | (y & ~_EVEN_16)
+            for b in range(4):
+                x, y = block[b], block[b + 4]
+                block[b] = (x & _EVEN_32) | (y << _S32)
+                block[b + 4] = (x >> _S32) | (y & ~_EVEN_32)
+            for k in range(8):
+                out_words[8 * lane + k, group] = block[k]
+    # what is left over on either side, one call at a time
+    too_large = bad != 0
+    for b in range(out.shape[1]):
+        for i in range(8 * lanes if b < 8 * groups else 0, n):
+            byte = 0
+            for k in range(min(4, m - 4 * b)):
+                call = calls[4 * b + k, i]
+                too_large |= call > 2
+                byte |= _code(call) << 2 * k
+            out[i, b] = byte
+    return too_large
+
+
+@numba.njit(nogil=True, cache=True)
+def _gather_slice(packed, rows, start, values, by_variant, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    m = out.shape[1]
+    words = np.empty(_BYTES, dtype=np.uint32)
+    codes = words.view(np.uint8)
+    first, last = start // 4, (start + m - 1) // 4 + 1
+    for i in range(rows.size):
+        row = packed[rows[i]]
+        for piece in range(first, last, _BYTES):
+            size = min(_BYTES, last - piece)
+            _take_apart(row[piece : piece + size], words)
+            begin, end = max(4 * piece, start), min(4 * (piece + size), start + m)
+            j = begin - start
+            _look_up(codes[begin - 4 * piece : end - 4 * piece], values, by_variant, j, out[i, j : end - start])
+
+
+@numba.njit(nogil=True, cache=True)
+def _gather_columns(packed, rows, columns, values, by_variant, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    codes = np.empty(4 * _BYTES, dtype=np.uint8)
+    for i in range(rows.size):
+        row = packed[rows[i]]
+        for begin in range(0, columns.size, codes.size):
+            end = min(begin + codes.size, columns.size)
+            for j in range(begin, end):
+                codes[j - begin] = (row[columns[j] >> 2] >> 2 * (columns[j] & 3)) & 3
+            _look_up(codes[: end - begin], values, by_variant, begin, out[i, begin:end])
+
+
+@numba.njit(nogil=True, cache=True)
+def _take_apart(row, words):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """The four codes of each byte as the four bytes of a word."""
+    for b in range(row.size):
+        word = np.uint32(row[b])
+        word = (word | word << np.uint32(12)) & np.uint32(0x000F000F)
+        words[b] = (word | word << np.uint32(6)) & np.uint32(0x03030303)
+
+
+@numba.njit(nogil=True, cache=True)
+def _look_up(codes, values, by_variant, first, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """Write what each code becomes. Choices in place of a table: the compiler makes vector instructions of them."""
+    if by_variant.shape[1]:
+        stop = first + codes.size
+        v0, v1, v2, v3 = (
+            by_variant[0, first:stop],
+            by_variant[1, first:stop],
+            by_variant[2, first:stop],
+            by_variant[3, first:stop],
+        )
+        for j in range(codes.size):
+            code, a, b, c, d = codes[j], v0[j], v1[j], v2[j], v3[j]  # all four, or each would be a branch
+            low = b if code == 1 else a
+            high = d if code == 3 else c
+            out[j] = high if code > 1 else low
+    else:
+        w0, w1, w2, w3 = values[0], values[1], values[2], values[3]
+        for j in range(codes.size):
+            code = codes[j]
+            low = w1 if code == 1 else w0
+            high = w3 if code == 3 else w2
+            out[j] = high if code > 1 else low

@@ -1,0 +1,105 @@
+"""Two bits a call: what is packed comes back, and any selection is numpy's of the unpacked matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from donorloader.genotypes._packing import gather_packed, pack_rows, pack_variants, packed_width, unpack_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SHAPES = st.tuples(st.integers(1, 80), st.integers(1, 200))
+
+
+def calls_of(shape: tuple[int, int], seed: int, *, all_missing: bool = False) -> NDArray[np.int8]:
+    if all_missing:
+        return np.full(shape, -1, dtype=np.int8)
+    return np.random.default_rng(seed).integers(-1, 3, shape, dtype=np.int8)
+
+
+def naive_pack(calls: NDArray[np.int8]) -> NDArray[np.uint8]:
+    out = np.zeros((calls.shape[0], -(-calls.shape[1] // 4)), dtype=np.uint8)
+    for (i, j), call in np.ndenumerate(calls):
+        out[i, j // 4] |= (3 if call < 0 else int(call)) << 2 * (j % 4)
+    return out
+
+
+@given(shape=SHAPES, seed=st.integers(0, 2**31), all_missing=st.booleans())
+def test_packed_bytes_are_the_documented_ones(shape: tuple[int, int], seed: int, all_missing: bool) -> None:
+    calls = calls_of(shape, seed, all_missing=all_missing)
+    expected = naive_pack(calls)
+    np.testing.assert_array_equal(pack_rows(calls), expected)
+    # variant by variant, into part of wider rows, whose other bytes stay
+    wide = np.full((shape[0], expected.shape[1] + 5), 255, dtype=np.uint8)
+    pack_variants(np.ascontiguousarray(calls.T), wide[:, 3 : 3 + expected.shape[1]])
+    np.testing.assert_array_equal(wide[:, 3:-2], expected)
+    assert (wide[:, :3] == 255).all()
+    assert (wide[:, -2:] == 255).all()
+    np.testing.assert_array_equal(unpack_rows(expected, shape[1]), calls)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 4), (1, 5), (3, 1), (8, 32), (9, 33), (64, 4096), (65, 8195), (7, 4099)])
+def test_shapes_at_the_edges_of_the_blocks(shape: tuple[int, int]) -> None:
+    calls = calls_of(shape, 7)
+    out = np.empty((shape[0], packed_width(shape[1])), dtype=np.uint8)
+    pack_variants(np.asfortranarray(calls).T, out)
+    np.testing.assert_array_equal(out, pack_rows(calls))
+    np.testing.assert_array_equal(unpack_rows(out, shape[1]), calls)
+
+
+@pytest.mark.parametrize("missing", [-1, -9, -127, -128])
+def test_any_negative_call_is_missing(missing: int) -> None:
+    calls = np.tile(np.array([0, missing, 2, 1, missing], dtype=np.int8), (40, 9))
+    out = np.empty((40, packed_width(45)), dtype=np.uint8)
+    pack_variants(np.ascontiguousarray(calls.T), out)
+    for packed in (out, pack_rows(calls)):
+        np.testing.assert_array_equal(unpack_rows(packed, 45), np.maximum(calls, -1))
+
+
+@pytest.mark.parametrize("call", [3, 4, 5, 6, 7, 8, 16, 32, 64, 127])
+@pytest.mark.parametrize("where", [(0, 0), (7, 31), (8, 32), (11, 40)])
+def test_larger_calls_are_refused(call: int, where: tuple[int, int]) -> None:
+    calls = calls_of((12, 41), 1)
+    calls[where] = call
+    with pytest.raises(ValueError, match=r"0, 1, 2 or missing"):
+        pack_rows(calls)
+    with pytest.raises(ValueError, match=r"0, 1, 2 or missing"):
+        pack_variants(np.ascontiguousarray(calls.T), np.empty((12, 11), dtype=np.uint8))
+
+
+@given(data=st.data(), shape=SHAPES, seed=st.integers(0, 2**31), dtype=st.sampled_from(["i1", "f2", "f4", "f8", "i8"]))
+def test_any_selection_is_that_of_numpy(data: Any, shape: tuple[int, int], seed: int, dtype: str) -> None:
+    calls = calls_of(shape, seed)
+    packed = pack_rows(calls)
+    rows = np.asarray(data.draw(st.lists(st.integers(0, shape[0] - 1), max_size=90)), dtype=np.int64)
+    if data.draw(st.booleans()):
+        start = data.draw(st.integers(0, shape[1]))
+        columns: Any = slice(start, data.draw(st.integers(start, shape[1])))
+    else:
+        columns = np.asarray(data.draw(st.lists(st.integers(0, shape[1] - 1), max_size=60)), dtype=np.int64)
+    chosen = calls[rows][:, columns]
+    values = np.array([10, 11, 12, 13]).astype(dtype)
+    out = np.empty(chosen.shape, dtype=dtype)
+    gather_packed(packed, rows, columns, values, out)
+    np.testing.assert_array_equal(out, values[chosen % 4])
+
+    by_variant = np.random.default_rng(seed).integers(-100, 100, (4, chosen.shape[1])).astype(dtype)
+    gather_packed(packed, rows, columns, by_variant, out)
+    np.testing.assert_array_equal(out, np.take_along_axis(by_variant, chosen % 4, axis=0))
+
+
+@pytest.mark.parametrize("columns", [slice(0, 20_001), slice(4_095, 12_289), slice(3, 4_100), np.arange(20_000, 2, -3)])
+def test_rows_longer_than_the_scratch(columns: Any) -> None:
+    calls = calls_of((3, 20_001), 5)
+    rows = np.array([2, 0, 2, 1])
+    chosen = calls[rows][:, columns]
+    out = np.empty(chosen.shape, dtype=np.float32)
+    values = np.array([0, 1, 2, np.nan], dtype=np.float32)
+    gather_packed(pack_rows(calls), rows, columns, values, out)
+    np.testing.assert_array_equal(out, values[chosen % 4])
