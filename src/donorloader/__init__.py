@@ -10,6 +10,8 @@ from .genotypes import GenotypeStore, open_genotypes
 from .loader import DonorLoader
 from .prepare import prepare
 from .samplers import BagSampler, DonorSampler, SubsetSampler
+from .selections import CellSelection, DonorSelection, Splits
+from .splits import split_cells, split_donors
 from .study import Study, open_study
 
 try:
@@ -21,9 +23,12 @@ __all__ = [
     "BagDataset",
     "BagLoader",
     "BagSampler",
+    "CellSelection",
     "DonorLoader",
     "DonorSampler",
+    "DonorSelection",
     "GenotypeStore",
+    "Splits",
     "Study",
     "SubsetSampler",
     "attach_donor_features",
@@ -35,5 +40,7 @@ __all__ = [
     "open_study",
     "pad_bags",
     "prepare",
+    "split_cells",
+    "split_donors",
     "to_torchmil",
 ]

@@ -12,10 +12,12 @@ from donorloader._tables import Tables, open_tables
 from donorloader.samplers import BagSampler, replay, request_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import pandas as pd
     from numpy.typing import NDArray
+
+    from donorloader._choose import Donors
 
 __all__ = ["MAX_CELLS", "BagSource", "window_budget"]
 
@@ -65,7 +67,7 @@ class BagSource:
         donor_covariates: Sequence[str],
         donor_table: pd.DataFrame | None,
         donor_key: str | None,
-        donors: Iterable[Any] | None,
+        donors: Donors,
         cells_query: str | None,
         variants: Any,
         missing_donors: Literal["error", "drop", "nan"],

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from donorloader._choose import choose_cells
 from donorloader._match import match_donors
-from donorloader.cells import is_donor_data, is_stored_donor_data, open_cells, select_cells
+from donorloader.cells import is_donor_data, is_stored_donor_data, open_cells
 from donorloader.genotypes import DonorTable, GenotypeStore, open_genotypes, resolve_variants
 from donorloader.study import Study, is_study, open_study
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
+    from donorloader._choose import Donors
     from donorloader._match import DonorMatch
     from donorloader.cells import CellSource
 
@@ -69,7 +71,7 @@ def open_tables(
     genotypes: Any,
     *,
     donor_key: str | None,
-    donors: Iterable[Any] | None,
+    donors: Donors,
     cells_query: str | None,
     variants: Any,
     missing_donors: Literal["error", "drop", "nan"],
@@ -92,12 +94,12 @@ def open_tables(
     source = open_cells(cells)
     donor_key = donor_key or source.donor_key or "donor_id"
     codes, ids = source.donors(donor_key)
-    keep = select_cells(source, codes, ids, cells_query=cells_query, donors=donors)
     if genotypes is None and (variants is not None or genotype_layer is not None):
         raise ValueError("variants and genotype_layer choose among genotypes, but genotypes is None.")
     store = None if genotypes is None else open_genotypes(genotypes, layer=genotype_layer)
     owns_store = not isinstance(genotypes, GenotypeStore)
     try:
+        keep = choose_cells(source, codes, ids, store, cells_query=cells_query, donors=donors)
         match = match_donors(codes, ids, keep, None if store is None else store.ids, missing_donors)
         table = None
         if store is not None and match.rows is not None:

@@ -15,12 +15,13 @@ from donorloader._stream_loader import StreamLoader, check_seed
 from donorloader.samplers import WINDOW_CELLS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
     import torch
     from numpy.typing import NDArray
 
+    from donorloader._choose import Donors
     from donorloader.genotypes import GenotypeBatch
 
 __all__ = ["BagLoader"]
@@ -122,7 +123,7 @@ prefetch, preload_to_gpu, check, seed
         window_cells: int | None = None,
         obs_columns: Sequence[str] = (),
         variants: Any = None,
-        donors: Iterable[Any] | None = None,
+        donors: Donors = None,
         cells_query: str | None = None,
         missing_donors: Literal["error", "drop", "nan"] = "error",
         genotype_layer: str | None = None,

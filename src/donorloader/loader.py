@@ -11,10 +11,12 @@ from donorloader._tables import open_tables
 from donorloader.samplers import SubsetSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import torch
     from annbatch.abc import Sampler
+
+    from donorloader._choose import Donors
 
 __all__ = ["DonorLoader"]
 
@@ -58,7 +60,11 @@ class DonorLoader(StreamLoader):
     variants
         The variants to yield, in this order: names, positions, a boolean mask or a slice. Default: all.
     donors
-        Ids of the donors to use. Default: all.
+        The donors to use: their ids; a condition as text over columns of donors, e.g. ``"disease == 'case'"``, or a
+        function of the table of donors that gives one bool for each; or a split from :func:`split_donors` (or of cells,
+        from :func:`split_cells`). The table has the ids as index, the columns of the genotypes' ``obs``, those of the
+        cells' ``obs`` that are constant within donors, and ``n_cells``; a function has all of them read, a condition
+        only those that it names. Default: all.
     cells_query
         Condition on columns of ``obs``, as :meth:`pandas.DataFrame.query` takes it, e.g. ``"cell_type == 'B'"``.
     missing_donors
@@ -134,7 +140,7 @@ class DonorLoader(StreamLoader):
         batch_sampler: Sampler | None = None,
         obs_columns: Sequence[str] = (),
         variants: Any = None,
-        donors: Iterable[Any] | None = None,
+        donors: Donors = None,
         cells_query: str | None = None,
         missing_donors: Literal["error", "drop", "nan"] = "error",
         donor_rows: Literal["batch", "window"] = "batch",
