@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import bags, cells, dense, memory, plot, report, sweep, wide
+from benchmarks import bags, cells, dense, livi, memory, plot, report, sweep, wide
 from benchmarks.data import FULL, QUICK, prepare, use_zarrs
 
 ROWS = {
@@ -17,6 +17,7 @@ ROWS = {
     "step": cells.step,
     "wide": wide.wide,
     "dense": dense.dense,
+    "livi": livi.livi,
     "bags": bags.bags,
     "dense_bags": bags.dense_bags,
     "sweep": sweep.sweep,

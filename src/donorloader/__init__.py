@@ -7,6 +7,7 @@ from .bag_dataset import BagDataset, collate_bags
 from .bag_tensors import bag_reduce, collect_bags, nested_bags, pad_bags, to_torchmil
 from .bags import BagLoader
 from .genotypes import GenotypeStore, open_genotypes
+from .integrations import CellsPerSecond, DonorDataModule, LIVIBatches, LIVIDataModule, collect_cells
 from .loader import DonorLoader
 from .prepare import prepare
 from .samplers import BagSampler, DonorSampler, SubsetSampler
@@ -24,10 +25,14 @@ __all__ = [
     "BagLoader",
     "BagSampler",
     "CellSelection",
+    "CellsPerSecond",
+    "DonorDataModule",
     "DonorLoader",
     "DonorSampler",
     "DonorSelection",
     "GenotypeStore",
+    "LIVIBatches",
+    "LIVIDataModule",
     "Splits",
     "Study",
     "SubsetSampler",
@@ -35,6 +40,7 @@ __all__ = [
     "bag_reduce",
     "collate_bags",
     "collect_bags",
+    "collect_cells",
     "nested_bags",
     "open_genotypes",
     "open_study",
