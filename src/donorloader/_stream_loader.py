@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from donorloader._engine import Engine
     from donorloader._tables import Tables
+    from donorloader.genotypes import ReadCounts
     from donorloader.pipeline import PassRecord
 
 __all__ = ["StreamLoader", "check_epoch", "check_seed"]
@@ -102,6 +103,12 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         """(n_variants,) names of the columns of ``donor_features``; `None` without genotypes."""
         table = self._tables.table
         return None if table is None else table.store.names(table.columns)
+
+    @property
+    def genotype_reads(self) -> ReadCounts | None:
+        """Rows of genotypes that were needed and read so far, over all passes; `None` without genotypes."""
+        table = self._tables.table
+        return None if table is None else table.counts
 
     def timings(self) -> pd.DataFrame:
         """Where the time of the last pass went, per lane. Unit: seconds.
