@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from donorloader._match import match_donors
 from donorloader.cells import is_donor_data, is_stored_donor_data, open_cells, select_cells
+from donorloader.cis import CisWindow, find_cis
 from donorloader.genotypes import (
     DonorTable,
     GenotypeStore,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from donorloader._match import DonorMatch
     from donorloader._options import GenotypeOptions
     from donorloader.cells import CellSource
+    from donorloader.cis import CisVariants
 
 __all__ = ["Tables", "open_tables"]
 
@@ -49,6 +51,8 @@ class Tables:
         The genotypes, or `None`.
     table
         Their rows by donor, or `None`.
+    cis
+        The variants near genes, where these were chosen so; else `None`.
     owns_store
         Whether the store was opened here, and so is to be closed with the loader.
     """
@@ -58,6 +62,7 @@ class Tables:
     match: DonorMatch
     store: GenotypeStore | None
     table: DonorTable | None
+    cis: CisVariants | None
     owns_store: bool
 
     @contextmanager
@@ -104,17 +109,21 @@ def open_tables(
     if genotypes is None and (chosen := genotype_options.about_genotypes()):
         raise ValueError(f"{' and '.join(chosen)} choose among genotypes, but genotypes is None.")
     store = None if genotypes is None else open_genotypes(genotypes, layer=genotype_options.genotype_layer)
-    owns_store = not isinstance(genotypes, GenotypeStore)
+    owns_store, cis = not isinstance(genotypes, GenotypeStore), None
     try:
         match = match_donors(codes, ids, keep, None if store is None else store.ids, genotype_options.missing_donors)
         table = None
         if store is not None and match.rows is not None:
-            table = _donor_table(store, match.rows, genotype_options)
+            options = genotype_options
+            if isinstance(options.variants, CisWindow):
+                cis = find_cis(options.variants, source.var(), store.var())
+                options = replace(options, variants=cis.columns)
+            table = _donor_table(store, match.rows, options)
     except BaseException:
         if store is not None and owns_store:
             store.close()
         raise
-    return Tables(source, donor_key, match, store, table, owns_store)
+    return Tables(source, donor_key, match, store, table, cis, owns_store)
 
 
 def _donor_table(store: GenotypeStore, rows: NDArray[np.int64], options: GenotypeOptions) -> DonorTable:

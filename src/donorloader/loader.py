@@ -58,7 +58,8 @@ class DonorLoader(StreamLoader):
     obs_columns
         Columns of ``obs`` to yield with each batch.
     variants
-        The variants to yield, in this order: names, positions, a boolean mask or a slice. Default: all.
+        The variants to yield, in this order: names, positions, a boolean mask, a slice, or :func:`cis_window` for those
+        near genes. Default: all.
     donors
         Ids of the donors to use. Default: all.
     cells_query

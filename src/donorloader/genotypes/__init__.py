@@ -2,13 +2,14 @@
 
 from ._encoding import Encoder, Encoding, MissingCalls, make_encoder
 from ._frequencies import frequencies
-from ._rows import GenotypeRows
+from ._rows import Columns, GenotypeRows
 from ._store import GenotypeStore, open_genotypes
 from ._stream import GenotypeBatch, plan_windows, stream_genotypes
 from ._table import DonorTable, ReadCounts
 from ._variants import resolve_variants
 
 __all__ = [
+    "Columns",
     "DonorTable",
     "Encoder",
     "Encoding",
