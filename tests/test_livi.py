@@ -171,6 +171,7 @@ def test_size_factors_from_obs(store: Store) -> None:
         ({"known_cis": KNOWN.rename(columns={"gene0": "gene77"})}, ValueError, ["'gene77'"]),
         ({"known_cis": KNOWN * 2}, ValueError, ["0 and 1", "2"]),
         ({"donor_categories": ["d1", "d1"]}, ValueError, ["'d1'"]),
+        ({"loader": {"genotype_encoding": "standardized"}}, ValueError, ["'standardized'", "missing="]),
     ],
 )
 def test_errors(store: Store, options: dict[str, Any], error: type[Exception], words: list[str]) -> None:

@@ -21,7 +21,6 @@ from _prepare import assert_same_cells, dense, fingerprint, panel, read_cells, w
 from donorloader.cells._collect import collect_cells
 from donorloader.cells._raw import open_raw_cells
 from donorloader.cells._table import harmonise_cells
-from donorloader.genotypes._plink import PlinkBed
 from donorloader.genotypes._write import _PEAK_PER_VAR, describe_variants, write_genotypes
 
 if TYPE_CHECKING:
@@ -311,20 +310,6 @@ class TestPlink:
             "missing_call_rate": pytest.approx((calls == -127).mean()),
         }  # fmt: skip
         assert report["without_cells"] == {"count": 2, "first": ["extra0", "extra1"]}
-
-    def test_rows_as_the_loader_reads_them(self, tmp_path: Path) -> None:
-        bed, calls = panel(tmp_path)
-        expected = np.where(calls == -127, -1, calls)
-        with PlinkBed(bed) as rows:
-            assert (rows.ids.tolist()[:2], rows.n_variants, rows.dtype) == (["d12", "d11"], 30, np.int8)
-            np.testing.assert_array_equal(rows.read(np.arange(15), slice(0, 30)), expected)
-            np.testing.assert_array_equal(rows.read(np.array([7, 0, 7]), slice(3, 9)), expected[[7, 0, 7], 3:9])
-            some = rows.read(np.array([2, 1]), np.array([29, 0, 4]))
-            np.testing.assert_array_equal(some, expected[[2, 1]][:, [29, 0, 4]])
-            assert some.flags.c_contiguous
-            assert rows.names(np.array([4, 2])).tolist() == ["rs4", "rs2"]
-        with pytest.raises(ValueError, match="closed"):
-            rows.read(np.array([0]), slice(0, 1))
 
     def test_only_donors_with_cells(self, tmp_path: Path) -> None:
         bed, calls = panel(tmp_path)

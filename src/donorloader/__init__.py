@@ -6,6 +6,7 @@ from .attach import attach_donor_features
 from .bag_dataset import BagDataset, collate_bags
 from .bag_tensors import bag_reduce, collect_bags, nested_bags, pad_bags, to_torchmil
 from .bags import BagLoader
+from .cis import cis_window
 from .genotypes import GenotypeStore, open_genotypes
 from .integrations import CellsPerSecond, DonorDataModule, LIVIBatches, LIVIDataModule, collect_cells
 from .loader import DonorLoader
@@ -38,6 +39,7 @@ __all__ = [
     "SubsetSampler",
     "attach_donor_features",
     "bag_reduce",
+    "cis_window",
     "collate_bags",
     "collect_bags",
     "collect_cells",

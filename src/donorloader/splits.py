@@ -11,6 +11,7 @@ import pandas as pd
 from donorloader._allot import allot, check_fractions, cut_by_hash
 from donorloader._donor_frame import donor_frame
 from donorloader._ids import as_text, duplicates, shorten
+from donorloader._options import GenotypeOptions
 from donorloader._stream_loader import check_seed
 from donorloader._tables import open_tables
 from donorloader.selections import CellSelection, DonorSelection, Splits, fingerprint_cells
@@ -176,10 +177,14 @@ def _open(
         donor_key=donor_key,
         donors=donors,
         cells_query=cells_query,
-        variants=None,
-        missing_donors="nan" if cells_only else missing_donors,
-        genotype_layer=None,
-        genotype_memory=0,
+        genotype_options=GenotypeOptions.checked(
+            variants=None,
+            missing_donors="nan" if cells_only else missing_donors,
+            genotype_layer=None,
+            genotype_encoding=None,
+            missing_calls=None,
+            genotype_memory=0,
+        ),
     )
 
 

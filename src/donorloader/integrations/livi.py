@@ -113,6 +113,12 @@ class LIVIBatches:
                 raise ValueError(
                     "known_cis tells of genotypes, but the loader has none. Give it genotypes, or leave known_cis out."
                 )
+            encoder = tables.table.encoder
+            if encoder.encoding is not None or encoder.missing is not None:
+                raise ValueError(
+                    f"LIVIBatches makes presence of counts itself, but the loader has genotype_encoding="
+                    f"{encoder.encoding!r}, missing_calls={encoder.missing!r}. Leave these out, and use missing=… here."
+                )
             names = tables.table.store.names(tables.table.columns)
             self.known_cis = cis_matrix(known_cis, names, loader.var_names)
             self.missing_calls, self._fill = look_for_missing(tables.table, names, missing)
