@@ -88,16 +88,22 @@ class Engine:
         """Number of batches of a pass."""
         return self._sampler.n_batches(self._source.n_obs)
 
-    def plan(self, epoch: int) -> Iterator[DonorRequest]:
-        """The donors of every batch of a pass, without reading anything."""
-        sampler = DonorSampler(self._sampler.sampler, self._match.codes, seed=self._sampler.seed, epoch=epoch)
+    @property
+    def sampler(self) -> EpochSampler:
+        """The order of the batches."""
+        return self._sampler
+
+    def plan(self, epoch: int, *, skip: int = 0) -> Iterator[DonorRequest]:
+        """The donors of every batch of a pass from batch `skip` on, without reading anything."""
+        inner, seed = self._sampler.sampler, self._sampler.seed
+        sampler = DonorSampler(inner, self._match.codes, seed=seed, epoch=epoch, skip=skip)
         return sampler.sample(self._source.n_obs)
 
-    def start(self, epoch: int) -> Pass:
-        """Begin a pass; its lanes run at once."""
+    def start(self, epoch: int, *, skip: int = 0) -> Pass:
+        """Begin a pass at batch `skip`; its lanes run at once."""
         conveyor = Conveyor(epoch, threads=self._options.prefetch != 0)
         try:
-            pass_ = Pass(conveyor, self._joined(conveyor, epoch))
+            pass_ = Pass(conveyor, self._joined(conveyor, epoch, skip), skipped=skip)
         except BaseException:
             conveyor.stop()
             raise
@@ -110,11 +116,11 @@ class Engine:
         for pass_ in list(self._passes):
             pass_.close()
 
-    def _joined(self, conveyor: Conveyor, epoch: int) -> Iterator[dict[str, Any]]:
+    def _joined(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[dict[str, Any]]:
         """The batches of one pass: lanes → join → device."""
         batches = join_lanes(
-            self._cell_lane(conveyor, epoch),
-            self._genotype_lane(conveyor, epoch),
+            self._cell_lane(conveyor, epoch, skip),
+            self._genotype_lane(conveyor, epoch, skip),
             self._joiner,
             self._assemble,
             check=self._options.check,
@@ -129,8 +135,8 @@ class Engine:
         copier = DeviceCopier(self._options.device)
         return copier.finish(conveyor.lane("device", copier.start(batches), capacity=2))
 
-    def _cell_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[CellBatch]:
-        cells = stream_cells(self._loader, self._sampler, epoch, self._source.nodes)
+    def _cell_lane(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[CellBatch]:
+        cells = stream_cells(self._loader, self._sampler, epoch, self._source.nodes, skip=skip)
         if not self._fills_dense:
             return conveyor.lane("cells", cells, capacity=_HAND_OVER, room=self._room, size=_size)
         # a lane of its own, with as many sparse batches before it as keep it busy while a load request is read
@@ -138,11 +144,11 @@ class Engine:
         dense = stream_dense(cells, self._pool)
         return conveyor.lane("dense cells", dense, capacity=_HAND_OVER, room=self._room, size=_size)
 
-    def _genotype_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[GenotypeBatch]:
+    def _genotype_lane(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[GenotypeBatch]:
         windows = plan_windows(
-            self.plan(epoch),
+            self.plan(epoch, skip=skip),
             self._table,
-            lambda: chain(self.plan(epoch), self.plan(epoch + 1)),
+            lambda: chain(self.plan(epoch, skip=skip), self.plan(epoch + 1)),
             self._options.donor_rows,
         )
         if self._table is not None and not self._table.resident:

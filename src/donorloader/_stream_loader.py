@@ -8,6 +8,9 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import IterableDataset, get_worker_info
 
+from donorloader._state import STATE_VERSION, check_state, fingerprint
+from donorloader.pipeline import Progress
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -45,9 +48,10 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
     def __init__(self, tables: Tables, engine: Engine):
         super().__init__()
         self._tables, self._engine = tables, engine
-        self._epoch, self._next_epoch = 0, 0
+        self._progress = Progress()
         self._closed = False
         self._last: PassRecord | None = None
+        self._fingerprint: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Begin a new pass: the next epoch."""
@@ -58,10 +62,10 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
                 f"{type(self).__name__} has threads of its own and cannot run in the workers of a DataLoader, where "
                 "each would yield everything again. Use num_workers=0."
             )
-        self._epoch = self._next_epoch
-        self._next_epoch += 1
-        pass_ = self._engine.start(self._epoch)
+        epoch, skip = self._progress.next_pass()
+        pass_ = self._engine.start(epoch, skip=skip)
         self._last = pass_.record
+        self._progress.begin(pass_.record)
         return pass_
 
     def __getstate__(self) -> dict[str, Any]:
@@ -72,17 +76,66 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         )
 
     def __len__(self) -> int:
-        """Number of batches of a pass."""
+        """Number of batches of a whole pass, also where the next one is the rest of a resumed epoch."""
         return self._engine.n_batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass; the passes after it count on from there."""
-        self._epoch = self._next_epoch = check_epoch(epoch)
+        """Choose the epoch of the next pass; the passes after it count on from there.
+
+        After :meth:`load_state_dict`, the epoch of the state is resumed as loaded; any other starts at its beginning.
+        """
+        self._progress.choose(check_epoch(epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the latest pass is, for :meth:`load_state_dict` in another process.
+
+        Of the batches, those count that the loop has taken; what is read ahead does not. At the end of a pass, after
+        its iterator has said so, this is the beginning of the next epoch. A pass that was broken off stands where it
+        was left: its rest is what a resumed loader begins with, unless ``set_epoch`` names another epoch.
+
+        Returns
+        -------
+        Numbers and texts that JSON can hold: ``version`` of the format, ``seed``, ``epoch``, ``batches`` of the epoch
+        that were delivered, and in ``of`` a fingerprint of data and settings.
+        """
+        epoch, batches = self._progress.position
+        seed, of = self._engine.sampler.seed, dict(self._identity())
+        return {"version": STATE_VERSION, "seed": seed, "epoch": epoch, "batches": batches, "of": of}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where a state was saved: the next pass is the rest of its epoch, bit for bit.
+
+        Passes that run are not touched: call it before ``iter()``. Of load requests whose batches were all delivered,
+        neither cells nor genotypes are read. :attr:`epoch` is that of the state from now on, and ``len()`` stays the
+        number of batches of a whole epoch.
+
+        Parameters
+        ----------
+        state_dict
+            What :meth:`state_dict` of a loader over the same data, with the same settings, has returned.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is no state, is of another format version, or was saved with other data or settings; the message
+            names what differs.
+        """
+        check_state(state_dict, self._identity(), self._engine.sampler.seed)
+        epoch, batches = state_dict["epoch"], state_dict["batches"]
+        if batches > len(self):
+            raise ValueError(f"The state is damaged: it has {batches:,} batches of an epoch that has {len(self):,}.")
+        self._progress.load(epoch, batches)
+
+    def _identity(self) -> dict[str, Any]:
+        if self._fingerprint is None:
+            sampler = self._engine.sampler
+            self._fingerprint = fingerprint(type(self).__name__, self._tables, sampler.sampler, sampler.seed)
+        return self._fingerprint
 
     @property
     def epoch(self) -> int:
-        """Epoch of the pass that was begun last; before any, of the one to come."""
-        return self._epoch
+        """Epoch of the pass that was begun last; before any, and after a choice or a load, of the one to come."""
+        return self._progress.epoch
 
     @property
     def n_obs(self) -> int:

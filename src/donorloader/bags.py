@@ -218,21 +218,23 @@ prefetch, preload_to_gpu, check, seed
         Parameters
         ----------
         epoch
-            The pass. Default: the one that was begun last, which must have come to its end.
+            The pass, whole. Default: the one that was begun last, which must have come to its end; of a resumed one,
+            the batches that it had left.
 
         Raises
         ------
         RuntimeError
             If no pass was begun, or the last one was cut short: it is not the one whose results are at hand.
         """
+        skip = 0
         if epoch is None:
             if self._last is None or not self._last.finished:
                 raise RuntimeError(
                     "The last pass of this loader has not come to its end, so its bags are not those of your results. "
                     "Keep the batches, or their `donors`, beside the results, or name the epoch."
                 )
-            epoch = self._last.epoch
-        requests = self._engine.plan(epoch)
+            epoch, skip = self._last.epoch, self._last.skipped
+        requests = self._engine.plan(epoch, skip=skip)
         return [self._source.ids[bags] for request in requests for bags in request["bags"] or []]
 
     def _add_fields(self, batch: dict[str, Any], genotypes: GenotypeBatch) -> None:

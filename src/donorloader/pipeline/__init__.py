@@ -4,6 +4,7 @@ from ._conveyor import Conveyor
 from ._device import DeviceCopier
 from ._join import Joiner
 from ._pass import Pass, PassRecord, join_lanes
+from ._progress import Progress
 from ._tensors import silence_csr_warning, to_torch
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Joiner",
     "Pass",
     "PassRecord",
+    "Progress",
     "join_lanes",
     "silence_csr_warning",
     "to_torch",
