@@ -20,6 +20,8 @@ with warnings.catch_warnings():
     import pytorch_lightning
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from _data import Store
 
 BOTH = pytest.mark.parametrize("pl", [lightning.pytorch, pytorch_lightning], ids=["lightning", "pytorch_lightning"])
@@ -52,7 +54,8 @@ def small_model(pl: Any) -> Any:
         def step(self, batch: dict[str, Any], stage: str) -> torch.Tensor:
             rows = batch["index"].tolist()
             self.seen[stage].append((self.current_epoch, rows))
-            x = batch["X"].to_dense() if batch["X"].layout != torch.strided else batch["X"]
+            x = batch["X"] if "X" in batch else batch["x"]
+            x = x.to_dense() if x.layout != torch.strided else x
             return (self.layer(torch.log1p(x)) ** 2).mean()
 
         def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
@@ -104,6 +107,52 @@ def test_fit_test_predict(store: Store, pl: Any) -> None:
     assert list(table.index) == list(range(cells.n_obs))
     np.testing.assert_array_equal(table["sum"], cells.x.sum(axis=1))
     np.testing.assert_array_equal(table[["z_0", "z_1"]], cells.x[:, :2])
+
+
+@pytest.mark.parametrize(
+    ("pl", "kind", "stop_after"),  # of 6 batches an epoch (bags: 5): within one, and at its end
+    [
+        (lightning.pytorch, "cells", 6),
+        (lightning.pytorch, "bags", 7),
+        (lightning.pytorch, "livi", 9),
+        (pytorch_lightning, "cells", 3),
+    ],
+    ids=["cells-end-of-epoch", "bags", "livi", "cells-pytorch_lightning"],
+)
+def test_resumed_in_mid_epoch(store: Store, tmp_path: Path, pl: Any, kind: str, stop_after: int) -> None:
+    """The loss curve of an interrupted run is that of one that was not."""
+    cells = store.cells(3)
+
+    def run(stop: int | None, checkpoint: Path | None) -> tuple[list[float], Any]:
+        class Stop(pl.Callback):
+            def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+                if trainer.global_step == stop:
+                    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+                    raise KeyboardInterrupt
+
+        split = {"train": None, "val": None}
+        if kind == "livi":
+            data: Any = dl.LIVIDataModule(cells.path, covariates=["run"], batch_size=32, seed=3, split=split)
+        elif kind == "bags":
+            data = dl.DonorDataModule(cells.path, bags=True, bags_per_batch=3, seed=3, split=split)
+        else:
+            data = dl.DonorDataModule(cells.path, batch_size=32, seed=3, split=split)
+        model = small_model(pl)
+        fitter = trainer(pl, max_epochs=2, limit_val_batches=0, callbacks=[Stop()])
+        with data:
+            if stop is None:
+                fitter.fit(model, datamodule=data, ckpt_path=checkpoint, weights_only=False)
+            else:
+                with pytest.raises(SystemExit):
+                    fitter.fit(model, datamodule=data)
+        return model.losses, model.seen["train"]
+
+    losses, seen = run(None, None)
+    before, seen_before = run(stop_after, None)
+    after, seen_after = run(None, tmp_path / "stopped.ckpt")
+    assert len(before) == stop_after
+    assert seen_before + seen_after == seen
+    np.testing.assert_allclose(before + after, losses, rtol=0, atol=1e-6)
 
 
 @BOTH

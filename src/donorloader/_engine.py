@@ -13,7 +13,16 @@ import torch
 from donorloader._buffers import BufferPool
 from donorloader.cells import stream_cells, stream_dense
 from donorloader.genotypes import plan_windows, stream_genotypes
-from donorloader.pipeline import Conveyor, DeviceCopier, Joiner, Pass, join_lanes, silence_csr_warning, to_torch
+from donorloader.pipeline import (
+    Conveyor,
+    DeviceCopier,
+    Joiner,
+    Pass,
+    jax_converter,
+    join_lanes,
+    silence_csr_warning,
+    to_torch,
+)
 from donorloader.samplers import DonorSampler, EpochSampler
 
 if TYPE_CHECKING:
@@ -80,8 +89,12 @@ class Engine:
         self._pool = BufferPool(keep=4)
         self._passes: weakref.WeakSet[Pass] = weakref.WeakSet()
         self.seconds: dict[str, dict[str, float]] = {}
+        self._convert: Callable[[Any], Any] | None = None
         if options.to == "torch":
             silence_csr_warning()
+            self._convert = to_torch
+        elif options.to == "jax":
+            self._convert = jax_converter()
 
     @property
     def n_batches(self) -> int:
@@ -171,24 +184,24 @@ class Engine:
         }
         if self._add_fields is not None:
             self._add_fields(batch, genotypes)
-        if self._options.to == "torch":
-            _tensors(batch)
+        if self._convert is not None:
+            _convert_fields(batch, self._convert)
         return batch
 
 
-def _tensors(fields: dict[str, Any]) -> None:
-    """Turn arrays and matrices into tensors, in place."""
+def _convert_fields(fields: dict[str, Any], convert: Callable[[Any], Any]) -> None:
+    """Turn arrays and matrices into those of another library, in place."""
     for key, value in fields.items():
         if isinstance(value, dict):
-            _tensors(value)
+            _convert_fields(value, convert)
         elif sp.issparse(value) or (isinstance(value, np.ndarray) and value.dtype != object):
-            fields[key] = to_torch(value)
+            fields[key] = convert(value)
 
 
 def _size(batch: CellBatch | dict[str, Any]) -> int:
     """What the cells of a batch take. Unit: bytes."""
     X = batch["X"] if isinstance(batch, dict) else batch.X
-    if sp.issparse(X):
+    if sp.issparse(X) or hasattr(X, "indptr"):
         return int(X.data.nbytes + X.indices.nbytes)
     if isinstance(X, torch.Tensor) and X.layout != torch.strided:
         return X.values().nbytes + X.col_indices().nbytes

@@ -69,7 +69,7 @@ class ReadOptions:
 
     obs_columns: tuple[str, ...]
     donor_rows: Literal["batch", "window"]
-    to: Literal["torch", "numpy"]
+    to: Literal["torch", "numpy", "jax"]
     device: torch.device | None
     densify: bool
     prefetch: int | None
@@ -91,7 +91,7 @@ class ReadOptions:
             )
         choices = {
             "donor_rows": ("batch", "window"),
-            "to": ("torch", "numpy"),
+            "to": ("torch", "numpy", "jax"),
         }
         for name, allowed in choices.items():
             if options[name] not in allowed:

@@ -131,7 +131,7 @@ prefetch, preload_to_gpu, check, seed
         genotype_encoding: Encoding | None = None,
         missing_calls: MissingCalls | None = None,
         genotype_memory: int | str = "auto",
-        to: Literal["torch", "numpy"] = "torch",
+        to: Literal["torch", "numpy", "jax"] = "torch",
         device: str | torch.device | None = None,
         densify: bool = False,
         prefetch: int | None = None,

@@ -93,7 +93,9 @@ class DonorLoader(StreamLoader):
         read; otherwise those that are needed soonest do. ``"auto"``: a quarter of the memory that is free. 0: no more
         than the rows of one load request.
     to
-        ``"torch"``, or ``"numpy"`` for numpy arrays and scipy CSR.
+        ``"torch"``; ``"numpy"`` for numpy arrays and scipy CSR; or ``"jax"`` for JAX arrays on its default device and
+        BCSR, in 32 bits unless JAX is told to use 64. JAX compiles a function again for every shape, and with BCSR for
+        every number of stored values: `densify` and `drop_last` give one shape.
     device
         Device for the tensors. Default: they stay on the CPU.
     densify
@@ -161,7 +163,7 @@ class DonorLoader(StreamLoader):
         genotype_encoding: Encoding | None = None,
         missing_calls: MissingCalls | None = None,
         genotype_memory: int | str = "auto",
-        to: Literal["torch", "numpy"] = "torch",
+        to: Literal["torch", "numpy", "jax"] = "torch",
         device: str | torch.device | None = None,
         densify: bool = False,
         prefetch: int | None = None,

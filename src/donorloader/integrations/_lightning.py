@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["EpochLoader", "is_on", "leave_to_lightning", "make_with_lightning"]
+__all__ = ["EpochLoader", "ResumableLoader", "is_on", "leave_to_lightning", "make_with_lightning"]
 
 # The same package under two names: instances of one are not instances of the other.
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
@@ -100,3 +100,16 @@ class EpochLoader:
         """Begin a pass when its first batch is taken: Lightning makes iterators that it does not use."""
         self.loader.set_epoch(self._epoch())
         yield from self.loader
+
+
+class ResumableLoader(EpochLoader):
+    """The same, with a place in the epoch that the Trainer saves with its checkpoints and goes on from."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's."""
+        state: dict[str, Any] = self.loader.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next pass be the rest of the epoch: the Trainer, which is in that epoch, then names it again."""
+        self.loader.load_state_dict(state_dict)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from donorloader.bags import BagLoader
 from donorloader.loader import DonorLoader
 
-from ._lightning import EpochLoader, is_on, leave_to_lightning, make_with_lightning
+from ._lightning import EpochLoader, ResumableLoader, is_on, leave_to_lightning, make_with_lightning
 from .livi import LIVIBatches
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class DonorDataModule:
 
     - Training is shuffled, another order each epoch of the Trainer. Validation, test and prediction come in the order
       of the collection, complete.
+    - A checkpoint within an epoch has the place in it; ``fit(…, ckpt_path=…)`` goes on with the batch after it.
     - Batches go to the Trainer's device once: on a GPU ahead of the loop, by the loader itself.
     - Loaders are no torch ``DataLoader``, so no distributed sampler is put into them.
 
@@ -171,7 +172,9 @@ class DonorDataModule:
             return []
         if stage != "train" or trainer is None:
             return EpochLoader(self.loader(stage), lambda: 0)
-        return EpochLoader(self.loader(stage), lambda: int(trainer.current_epoch))
+        loader = self.loader(stage)
+        kind = ResumableLoader if hasattr(loader, "state_dict") else EpochLoader
+        return kind(loader, lambda: int(trainer.current_epoch))
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Copy a batch, unless the loader has put it there."""

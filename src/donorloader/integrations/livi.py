@@ -151,12 +151,22 @@ class LIVIBatches:
         """Choose the epoch of the next pass."""
         self.loader.set_epoch(epoch)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the latest pass is, as :meth:`DonorLoader.state_dict` says it."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where a state was saved: :meth:`DonorLoader.load_state_dict`."""
+        self.loader.load_state_dict(state_dict)
+
     def close(self) -> None:
         """Close the loader."""
         self.loader.close()
 
     def convert(self, batch: dict[str, Any]) -> dict[str, Any]:
         """One batch of the loader as LIVI takes it."""
+        if not isinstance(batch["index"], torch.Tensor | np.ndarray):
+            raise TypeError("LIVIBatches makes torch tensors: make the loader with to='torch'.")
         index = batch["index"].cpu().numpy() if isinstance(batch["index"], torch.Tensor) else batch["index"]
         device = batch["X"].device if isinstance(batch["X"], torch.Tensor) else torch.device("cpu")
         on_cpu = device.type == "cpu"

@@ -2,6 +2,7 @@
 
 from ._conveyor import Conveyor
 from ._device import DeviceCopier
+from ._jax import jax_converter
 from ._join import Joiner
 from ._pass import Pass, PassRecord, join_lanes
 from ._progress import Progress
@@ -14,6 +15,7 @@ __all__ = [
     "Pass",
     "PassRecord",
     "Progress",
+    "jax_converter",
     "join_lanes",
     "silence_csr_warning",
     "to_torch",
