@@ -10,7 +10,7 @@ import numpy as np
 from donorloader._bag_source import MAX_CELLS, BagSource, window_budget
 from donorloader._engine import Engine
 from donorloader._ids import duplicates, shorten
-from donorloader._options import ReadOptions, parse_memory
+from donorloader._options import GenotypeOptions, ReadOptions, parse_memory
 from donorloader._stream_loader import StreamLoader, check_seed
 from donorloader.samplers import WINDOW_CELLS
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from donorloader.genotypes import GenotypeBatch
+    from donorloader.genotypes import Encoding, GenotypeBatch, MissingCalls
 
 __all__ = ["BagLoader"]
 
@@ -70,7 +70,8 @@ class BagLoader(StreamLoader):
         text.
     window_cells
         Cells that are read at once. Default: 16,384, or as many as `cell_memory` allows.
-    obs_columns, variants, donors, cells_query, missing_donors, genotype_layer, genotype_memory, to, device, densify, \
+    obs_columns, variants, donors, cells_query, missing_donors, genotype_layer, genotype_encoding, missing_calls, \
+genotype_memory, to, device, densify, \
 prefetch, preload_to_gpu, check, seed
         As for :class:`DonorLoader`.
 
@@ -126,7 +127,9 @@ prefetch, preload_to_gpu, check, seed
         cells_query: str | None = None,
         missing_donors: Literal["error", "drop", "nan"] = "error",
         genotype_layer: str | None = None,
-        genotype_memory: int | str = "1GB",
+        genotype_encoding: Encoding | None = None,
+        missing_calls: MissingCalls | None = None,
+        genotype_memory: int | str = "auto",
         to: Literal["torch", "numpy"] = "torch",
         device: str | torch.device | None = None,
         densify: bool = False,
@@ -137,14 +140,20 @@ prefetch, preload_to_gpu, check, seed
         options = ReadOptions.checked(
             obs_columns=obs_columns,
             donor_rows="batch",
-            missing_donors=missing_donors,
-            genotype_memory=genotype_memory,
             to=to,
             device=device,
             densify=densify,
             prefetch=prefetch,
             preload_to_gpu=preload_to_gpu,
             check=check,
+        )
+        chosen = GenotypeOptions.checked(
+            variants=variants,
+            missing_donors=missing_donors,
+            genotype_layer=genotype_layer,
+            genotype_encoding=genotype_encoding,
+            missing_calls=missing_calls,
+            genotype_memory=genotype_memory,
         )
         seed = check_seed(seed)
         if balance is not None and donor_weights is not None:
@@ -159,10 +168,7 @@ prefetch, preload_to_gpu, check, seed
             donor_key=donor_key,
             donors=donors,
             cells_query=cells_query,
-            variants=variants,
-            missing_donors=missing_donors,
-            genotype_layer=genotype_layer,
-            genotype_memory=options.genotype_memory,
+            genotype_options=chosen,
         )
         tables = source.tables
         budget = parse_memory(cell_memory, "cell_memory")
