@@ -35,7 +35,7 @@ def read_all(path: Path, **options: Any) -> None:
 def opened(path: Path, **wanted: Any) -> None:
     """Open a file with a selection, as `prepare` does before it writes anything."""
     selection = Selection.checked(**wanted)
-    panel = open_panel(path, layer=None, id_by="iid", selection=selection, multiallelic="split", dosages=None)
+    panel = open_panel(path, layer=None, id_by="iid", selection=selection, multiallelic="split", read_dosages=None)
     assert panel is not None
     panel.close()
 
@@ -218,13 +218,13 @@ class TestTables:
     def test_a_vcf_without_calls(self, tmp_path: Path) -> None:
         lines = [line for line in vcf_text(PANEL).splitlines(keepends=True) if not line.startswith("##FORMAT=<ID=GT")]
         (tmp_path / "p.vcf").write_text("".join(lines))
-        with pytest.raises(ValueError, match=r"no GT among its FORMAT fields \(DS\)\. Use dosages=True"):
+        with pytest.raises(ValueError, match=r"no GT among its FORMAT fields \(DS\)\. Use read_dosages=True"):
             open_variants(tmp_path / "p.vcf")
 
     def test_a_vcz_without_dosages(self, tmp_path: Path) -> None:
         path = write_vcz(PANEL, tmp_path, 3, leave_out=["call_DS"])
-        with pytest.raises(ValueError, match=r"lacks call_DS.*Leave dosages out"):
-            open_variants(path, dosages=True)
+        with pytest.raises(ValueError, match=r"lacks call_DS.*Leave read_dosages out"):
+            open_variants(path, read_dosages=True)
 
 
 @pytest.fixture(scope="module")
@@ -296,8 +296,8 @@ class TestOptionsWithoutEffect:
     def test_of_files(self, tmp_path: Path) -> None:
         for kind, options, says in [
             ("vcf", {"id_by": "fid_iid"}, "id_by='fid_iid' chooses ids of PLINK files"),
-            ("bed", {"dosages": True}, r"dosages=True .*\.bed holds hard calls"),
-            ("bgen", {"dosages": False}, r"dosages=False .*\.bgen holds probabilities"),
+            ("bed", {"read_dosages": True}, r"read_dosages=True .*\.bed holds hard calls"),
+            ("bgen", {"read_dosages": False}, r"read_dosages=False .*\.bgen holds probabilities"),
             ("bed", {"multiallelic": "join"}, "multiallelic must be one of .*'join'"),
         ]:
             path = write_panel(PLAIN, tmp_path, kind)
@@ -307,8 +307,10 @@ class TestOptionsWithoutEffect:
     def test_of_an_anndata(self) -> None:
         selection = Selection.checked(maf=0.1, regions=["1"])
         for genotypes, remedy in ((ad.AnnData(np.zeros((2, 2))), "Subset an AnnData"), (None, "Leave it out")):
-            with pytest.raises(ValueError, match=f"dosages, regions, maf tells what to read.*{remedy}"):
-                open_panel(genotypes, layer=None, id_by="iid", selection=selection, multiallelic="split", dosages=True)
+            with pytest.raises(ValueError, match=f"read_dosages, regions, maf tells what to read.*{remedy}"):
+                open_panel(
+                    genotypes, layer=None, id_by="iid", selection=selection, multiallelic="split", read_dosages=True
+                )
 
 
 def test_a_budget_that_is_too_small(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def open_panel(
     id_by: IdBy,
     selection: Selection,
     multiallelic: Multiallelic,
-    dosages: bool | None,
+    read_dosages: bool | None,
 ) -> Panel | None:
     """Open genotypes of any kind.
 
@@ -126,7 +126,7 @@ def open_panel(
             raise ValueError(
                 f"genotype_layer={layer!r} chooses a layer of an AnnData; {genotypes.name!r} has none. Leave it out."
             )
-        reader = open_variants(genotypes, id_by=id_by, multiallelic=multiallelic, dosages=dosages)
+        reader = open_variants(genotypes, id_by=id_by, multiallelic=multiallelic, read_dosages=read_dosages)
         try:
             samples = selection.choose_samples(reader.ids, reader.path)
             selection.choose_variants(reader.var(), reader.path)  # now, and not after the cells are written
@@ -136,7 +136,7 @@ def open_panel(
         return Panel(reader, selection, samples, owned=True)
     if id_by != "iid":
         raise ValueError(f"id_by={id_by!r} chooses ids of PLINK files; these genotypes are none. Leave it out.")
-    effects = {"multiallelic": multiallelic != "split", "dosages": dosages is not None, **selection.options}
+    effects = {"multiallelic": multiallelic != "split", "read_dosages": read_dosages is not None, **selection.options}
     if set_ := [name for name, is_set in effects.items() if is_set]:
         remedy = (
             "Leave it out."

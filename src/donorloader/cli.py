@@ -81,8 +81,8 @@ def prepare(
     multiallelic: Annotated[
         MultiallelicOption, typer.Option(help="Records with several ALT alleles: one variant for each, or an error.")
     ] = MultiallelicOption.SPLIT,
-    dosages: Annotated[
-        bool, typer.Option("--dosages", help="Read dosages of a .pgen, VCF or .vcz in place of hard calls.")
+    read_dosages: Annotated[
+        bool, typer.Option("--read-dosages", help="Read dosages of a .pgen, VCF or .vcz in place of hard calls.")
     ] = False,
     donor_map: Annotated[
         Path | None, typer.Option(help="Two tab-separated columns: donor id in the cells, id in the genotypes.")
@@ -118,7 +118,7 @@ def prepare(
             maf=maf,
             max_missing=max_missing,
             multiallelic=multiallelic.value,
-            dosages=dosages or None,
+            read_dosages=read_dosages or None,
             donor_map=donor_map,
             only_donors_with_cells=only_donors_with_cells,
             bags=not no_bags,

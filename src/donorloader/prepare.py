@@ -64,7 +64,7 @@ def prepare(
     maf: float | None = None,
     max_missing: float | None = None,
     multiallelic: Multiallelic = "split",
-    dosages: bool | None = None,
+    read_dosages: bool | None = None,
     donor_map: str | PathLike[str] | Mapping[Any, Any] | None = None,
     only_donors_with_cells: bool = False,
     bags: bool = True,
@@ -116,7 +116,7 @@ def prepare(
         Largest part of these donors whose call may be missing, from 0 to 1. Default: any.
     multiallelic
         Records with several ALT alleles: `"split"` them into one variant per ALT allele, or `"error"`.
-    dosages
+    read_dosages
         Read dosages (float32) of a file that may hold hard calls too. Default: hard calls (int8) but of a `.bgen`.
     donor_map
         Renames donors of the cells to genotype ids: a mapping, or the path of a table of two tab-separated columns, the
@@ -178,7 +178,7 @@ def prepare(
             id_by=id_by,
             selection=selection,
             multiallelic=multiallelic,
-            dosages=dosages,
+            read_dosages=read_dosages,
         )
         if panel is not None:
             stack.callback(panel.close)
@@ -219,7 +219,7 @@ def prepare(
                 "maf": maf,
                 "max_missing": max_missing,
                 "multiallelic": multiallelic,
-                "dosages": dosages,
+                "read_dosages": read_dosages,
                 "donor_map": str(donor_map) if isinstance(donor_map, str | Path) else renames or None,
                 "only_donors_with_cells": only_donors_with_cells,
                 "bags": bags,
