@@ -58,6 +58,16 @@ def shards(path: Path) -> list[Path]:
     return sorted((path / "obsm/genotypes_2bit/c").glob("*/0"), key=lambda file: int(file.parent.name))
 
 
+def test_a_last_shard_that_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("donorloader.genotypes._write_rows._SHARD_BYTES", 4 * 500)
+    monkeypatch.setattr("donorloader.genotypes._write_rows._CHUNK_BYTES", 2 * 500)
+    calls = random_calls((9, 2000))
+    write(calls, tmp_path / "g.zarr")
+    array = zarr.open_group(str(tmp_path / "g.zarr"))["obsm/genotypes_2bit"]
+    assert (array.shards[0], array.chunks[0]) == (4, 2)
+    np.testing.assert_array_equal(dl.open_genotypes(tmp_path / "g.zarr").read(np.arange(9), slice(0, 2000)), calls)
+
+
 @pytest.mark.parametrize("layout", ["packed", "plain", "both", None])
 def test_what_is_written_is_read(tmp_path: Path, layout: Any) -> None:
     calls = random_calls()
@@ -187,7 +197,7 @@ class TestDamage:
 
     def test_lost(self, copy: Path) -> None:
         shards(copy)[1].unlink()
-        with pytest.raises(ValueError, match=r"not whole: \d+ of its \d+ chunks are missing"):
+        with pytest.raises(ValueError, match=r"not whole: \d+ of its \d+ files are missing"):
             dl.open_genotypes(copy)
 
     def test_swapped_array(self, copy: Path) -> None:

@@ -462,7 +462,8 @@ class TestAnnDataGenotypes:
         adata.var["CHR"], adata.var["REF"], adata.var["ALT"], adata.var["info"] = "7", "A", "C", np.arange(n)
         study = dl.prepare(datasets(SIZE), adata, out=tmp_path / "study")
         var = read_genotypes(study.genotypes).var
-        assert list(var) == ["pos", "CHR", "REF", "ALT", "info", "chrom", "a0", "a1", "counted"]
+        known = ["pos", "CHR", "REF", "ALT", "info", "chrom", "a0", "a1", "counted"]
+        assert list(var) == [*known, "missing_rate"]  # values above 2 count no allele
         assert (set(var["chrom"]), set(var["a0"]), set(var["a1"])) == ({"7"}, {"A"}, {"C"})
         assert set(var["counted"]) == {"unknown"}
         assert study.meta["report"]["genotypes"]["counted"] == "unknown"
@@ -477,11 +478,15 @@ class TestAnnDataGenotypes:
         calls = np.random.default_rng(0).integers(0, 3, (60, 200_000)).astype(np.int8)
         ids = [*donor_ids(), *(f"e{i}" for i in range(47))]
         adata = ad.AnnData(calls, obs=pd.DataFrame(index=ids))
-        study = dl.prepare(datasets(SIZE), adata, out=tmp_path / "study")
+        study = dl.prepare(datasets(SIZE), adata, out=tmp_path / "study", layout="both")
         X = zarr.open_array(str(study.genotypes / "X"), mode="r")
-        assert X.chunks == (2, 200_000)
+        assert X.chunks == (1, 200_000)
         assert X.shards == (60, 200_000)
         np.testing.assert_array_equal(X[:], calls)
+        packed = zarr.open_array(str(study.genotypes / "obsm/genotypes_2bit"), mode="r")
+        assert packed.chunks == (2, 50_000)
+        assert packed.shards == (60, 50_000)
+        np.testing.assert_array_equal(read_genotypes(study.genotypes).X, calls)
 
     @pytest.mark.parametrize("memory", [400_000, 1_000_000])
     def test_rows_are_written_block_by_block(self, tmp_path: Path, memory: int) -> None:

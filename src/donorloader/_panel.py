@@ -110,7 +110,7 @@ def open_panel(
     id_by: IdBy,
     selection: Selection,
     multiallelic: Multiallelic,
-    dosages: bool | None,
+    read_dosages: bool | None,
     layout: Layout | None,
     dosage_type: DosageType | None,
 ) -> Panel | None:
@@ -134,7 +134,7 @@ def open_panel(
                 f"genotype_layer={genotype_layer!r} chooses a layer of an AnnData; {genotypes.name!r} has none. "
                 "Leave it out."
             )
-        reader = open_variants(genotypes, id_by=id_by, multiallelic=multiallelic, dosages=dosages)
+        reader = open_variants(genotypes, id_by=id_by, multiallelic=multiallelic, read_dosages=read_dosages)
         try:
             check_layout(reader.dtype, layout, dosage_type)
             samples = selection.choose_samples(reader.ids, reader.path)
@@ -145,7 +145,7 @@ def open_panel(
         return Panel(reader, selection, samples, True, layout, dosage_type)
     if id_by != "iid":
         raise ValueError(f"id_by={id_by!r} chooses ids of PLINK files; these genotypes are none. Leave it out.")
-    effects = {"multiallelic": multiallelic != "split", "dosages": dosages is not None, **selection.options}
+    effects = {"multiallelic": multiallelic != "split", "read_dosages": read_dosages is not None, **selection.options}
     if genotypes is None:
         effects |= {"layout": layout is not None, "dosage_type": dosage_type is not None}
     if set_ := [name for name, is_set in effects.items() if is_set]:

@@ -97,8 +97,8 @@ def prepare(
     multiallelic: Annotated[
         MultiallelicOption, typer.Option(help="Records with several ALT alleles: one variant for each, or an error.")
     ] = MultiallelicOption.SPLIT,
-    dosages: Annotated[
-        bool, typer.Option("--dosages", help="Read dosages of a .pgen, VCF or .vcz in place of hard calls.")
+    read_dosages: Annotated[
+        bool, typer.Option("--read-dosages", help="Read dosages of a .pgen, VCF or .vcz in place of hard calls.")
     ] = False,
     layout: Annotated[
         LayoutOption | None,
@@ -141,7 +141,7 @@ def prepare(
             maf=maf,
             max_missing=max_missing,
             multiallelic=multiallelic.value,
-            dosages=dosages or None,
+            read_dosages=read_dosages or None,
             layout=None if layout is None else layout.value,
             dosage_type=None if dosage_type is None else dosage_type.value,
             donor_map=donor_map,

@@ -65,7 +65,7 @@ def prepare(
     maf: float | None = None,
     max_missing: float | None = None,
     multiallelic: Multiallelic = "split",
-    dosages: bool | None = None,
+    read_dosages: bool | None = None,
     layout: Layout | None = None,
     dosage_type: DosageType | None = None,
     donor_map: str | PathLike[str] | Mapping[Any, Any] | None = None,
@@ -119,7 +119,7 @@ def prepare(
         Largest part of these donors whose call may be missing, from 0 to 1. Default: any.
     multiallelic
         Records with several ALT alleles: `"split"` them into one variant per ALT allele, or `"error"`.
-    dosages
+    read_dosages
         Read dosages (float32) of a file that may hold hard calls too. Default: hard calls (int8) but of a `.bgen`.
     layout
         How hard calls are stored: `"packed"`, two bits each; `"plain"`, as a matrix `X` that anndata reads as such; or
@@ -187,7 +187,7 @@ def prepare(
             id_by=id_by,
             selection=selection,
             multiallelic=multiallelic,
-            dosages=dosages,
+            read_dosages=read_dosages,
             layout=layout,
             dosage_type=dosage_type,
         )
@@ -230,7 +230,7 @@ def prepare(
                 "maf": maf,
                 "max_missing": max_missing,
                 "multiallelic": multiallelic,
-                "dosages": dosages,
+                "read_dosages": read_dosages,
                 "layout": layout,
                 "dosage_type": dosage_type,
                 "donor_map": str(donor_map) if isinstance(donor_map, str | Path) else renames or None,

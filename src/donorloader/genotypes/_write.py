@@ -212,7 +212,7 @@ def check_layout(dtype: np.dtype[Any], layout: Layout | None, dosage_type: Dosag
     if dosage_type is not None and kind != "f":
         raise ValueError(
             f"dosage_type={dosage_type!r} says how to store dosages, but these are {dtype}: leave it out, or use "
-            "dosages=True where the file has them."
+            "read_dosages=True where the file has them."
         )
     if kind == "f" and layout in ("packed", "both"):
         raise ValueError(
