@@ -58,6 +58,16 @@ def shards(path: Path) -> list[Path]:
     return sorted((path / "obsm/genotypes_2bit/c").glob("*/0"), key=lambda file: int(file.parent.name))
 
 
+def test_a_last_shard_that_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("donorloader.genotypes._write_rows._SHARD_BYTES", 4 * 500)
+    monkeypatch.setattr("donorloader.genotypes._write_rows._CHUNK_BYTES", 2 * 500)
+    calls = random_calls((9, 2000))
+    write(calls, tmp_path / "g.zarr")
+    array = zarr.open_group(str(tmp_path / "g.zarr"))["obsm/genotypes_2bit"]
+    assert (array.shards[0], array.chunks[0]) == (4, 2)
+    np.testing.assert_array_equal(dl.open_genotypes(tmp_path / "g.zarr").read(np.arange(9), slice(0, 2000)), calls)
+
+
 @pytest.mark.parametrize("layout", ["packed", "plain", "both", None])
 def test_what_is_written_is_read(tmp_path: Path, layout: Any) -> None:
     calls = random_calls()
@@ -131,7 +141,7 @@ def test_calls_above_two_stay_plain(tmp_path: Path) -> None:
 def test_dosages(tmp_path: Path, dosages: Any, dtype: str, error: float) -> None:
     values = np.random.default_rng(0).uniform(0, 2, (12, 301)).astype(np.float32)
     values[3, 5], values[0, 0], values[1, 1] = np.nan, 0, 2
-    write(values, tmp_path / "g.zarr", dosages=dosages)
+    write(values, tmp_path / "g.zarr", dosage_type=dosages)
     store = dl.open_genotypes(tmp_path / "g.zarr")
     assert store.dtype == dtype
     for columns in (slice(0, 301), slice(4, 9), np.array([300, 5, 5])):
@@ -143,8 +153,8 @@ def test_dosages(tmp_path: Path, dosages: Any, dtype: str, error: float) -> None
     ("values", "options", "says"),
     [
         (np.ones((2, 3), np.float32), {"layout": "packed"}, r"layout='packed' packs hard calls.*float32"),
-        (np.ones((2, 3), np.int8), {"dosages": "uint8"}, r"dosages='uint8'.*int8: leave it out"),
-        (np.full((2, 3), 2.5, np.float32), {"dosages": "uint8"}, r"between 0 and 2, but one is 2.5"),
+        (np.ones((2, 3), np.int8), {"dosage_type": "uint8"}, r"dosage_type=.uint8.*int8: leave it out"),
+        (np.full((2, 3), 2.5, np.float32), {"dosage_type": "uint8"}, r"between 0 and 2, but one is 2.5"),
     ],
 )
 def test_layouts_that_cannot_be(tmp_path: Path, values: Any, options: dict[str, Any], says: str) -> None:
@@ -187,7 +197,7 @@ class TestDamage:
 
     def test_lost(self, copy: Path) -> None:
         shards(copy)[1].unlink()
-        with pytest.raises(ValueError, match=r"not whole: \d+ of its \d+ chunks are missing"):
+        with pytest.raises(ValueError, match=r"not whole: \d+ of its \d+ files are missing"):
             dl.open_genotypes(copy)
 
     def test_swapped_array(self, copy: Path) -> None:

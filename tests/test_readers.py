@@ -191,7 +191,7 @@ def test_more_than_two_copies_are_kept_plain(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["vcf", "bcf", "vcz2", "vcz3"])
 def test_dosages_of_calls_and_dosages(panels: dict[str, tuple[SmallPanel, Path]], kind: str) -> None:
     panel, path = panels[kind]
-    reader = open_variants(path, dosages=True)
+    reader = open_variants(path, read_dosages=True)
     values = reader.read_block(np.arange(reader.n_variants), ALL).values
     assert values.dtype == np.float32
     np.testing.assert_array_equal(values.T, panel.expected(reader.var()) * 0.75 + 0.25)
@@ -208,7 +208,7 @@ def test_dosages_of_a_pgen(tmp_path: Path) -> None:
     writer.close()
     (tmp_path / "d.pvar").write_text("#CHROM\tPOS\tID\tREF\tALT\n1\t5\ta\tA\tG\n1\t6\tb\tC\tT\n")
     (tmp_path / "d.psam").write_text("#IID\na\nb\nc\nd\n")
-    reader = open_variants(tmp_path / "d.pgen", dosages=True)
+    reader = open_variants(tmp_path / "d.pgen", read_dosages=True)
     with turn(reader, tmp_path, samples=range(4), maf=0.3) as rows:  # 3.75 of 6 copies, 1.75 of 6
         assert rows.names(slice(0, 9)).tolist() == ["a"]
     with turn(reader, tmp_path, samples=range(4)) as rows:

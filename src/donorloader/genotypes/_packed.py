@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,10 +73,11 @@ class _StoredBytes:
                 "prepare the study again."
             )
         # a shard that is not there would be read as if it were
-        if (there := array.nchunks_initialized) != array.nchunks:
+        there, needed = _files(array)
+        if there != needed:
             raise ValueError(
-                f"{what} is not whole: {array.nchunks - there:,} of its {array.nchunks:,} chunks are missing. A file "
-                "was lost: copy the store again, or prepare the study again."
+                f"{what} is not whole: {needed - there:,} of its {needed:,} files are missing. Copy the store again, "
+                "or prepare the study again."
             )
         self._array, self._what = array, what
         self.shape = (int(array.shape[0]), n_variants)
@@ -184,6 +186,17 @@ class DosageMatrix(_StoredBytes):
 #: What the codes stand for.
 CALLS: NDArray[np.int8] = np.array([0, 1, 2, -1], dtype=np.int8)
 DOSAGES: NDArray[np.float32] = np.append(np.arange(DOSAGE_MISSING) / DOSAGE_STEPS, np.nan).astype(np.float32)
+
+
+def _files(array: Any) -> tuple[int, int]:
+    """Files of a zarr array, with one shard or chunk each: those that are there, and those that should be.
+
+    zarr counts chunks, and those of a last shard that reaches past the array with them.
+    """
+    shards = array.shards or array.chunks
+    needed = math.prod(-(-n // shard) for n, shard in zip(array.shape, shards, strict=True))
+    of_each = math.prod(shard // chunk for shard, chunk in zip(shards, array.chunks, strict=True))
+    return array.nchunks_initialized // of_each, needed
 
 
 def bytes_of(columns: Columns) -> tuple[int, int, Columns]:

@@ -48,7 +48,7 @@ def file_kind(path: Path) -> str | None:
 
 
 def open_variants(
-    path: Path, *, id_by: IdBy = "iid", multiallelic: Multiallelic = "split", dosages: bool | None = None
+    path: Path, *, id_by: IdBy = "iid", multiallelic: Multiallelic = "split", read_dosages: bool | None = None
 ) -> VariantReader:
     """Open a file of genotypes.
 
@@ -60,7 +60,7 @@ def open_variants(
         Which ids the donors of PLINK files have.
     multiallelic
         What becomes of records with several ALT alleles: one variant for each, or an error.
-    dosages
+    read_dosages
         Whether to read dosages (float32) where a file may hold both. `None`: hard calls (int8), but of a BGEN, which
         has nothing but probabilities.
 
@@ -78,11 +78,13 @@ def open_variants(
         raise ValueError(f"multiallelic must be one of {get_args(Multiallelic)}, got {multiallelic!r}.")
     if kind not in ("bed", "pgen") and id_by != "iid":
         raise ValueError(f"id_by={id_by!r} chooses ids of PLINK files; {str(path)!r} is none. Leave it out.")
-    if kind == "bed" and dosages:
-        raise ValueError(f"dosages=True asks for dosages, but a .bed holds hard calls: {str(path)!r}. Leave it out.")
-    if kind == "bgen" and dosages is False:
+    if kind == "bed" and read_dosages:
         raise ValueError(
-            f"dosages=False asks for hard calls, but a .bgen holds probabilities: {str(path)!r}. Leave it out."
+            f"read_dosages=True asks for dosages, but a .bed holds hard calls: {str(path)!r}. Leave it out."
+        )
+    if kind == "bgen" and read_dosages is False:
+        raise ValueError(
+            f"read_dosages=False asks for hard calls, but a .bgen holds probabilities: {str(path)!r}. Leave it out."
         )
     if not path.exists():
         raise FileNotFoundError(f"The file of genotypes {str(path)!r} does not exist.")
@@ -95,7 +97,7 @@ def open_variants(
     def open_pgen() -> VariantReader:
         from ._pgen import PgenReader
 
-        return PgenReader(path, id_by=id_by, multiallelic=multiallelic, dosages=bool(dosages))
+        return PgenReader(path, id_by=id_by, multiallelic=multiallelic, read_dosages=bool(read_dosages))
 
     def open_bgen() -> VariantReader:
         from ._bgen import BgenReader
@@ -105,12 +107,12 @@ def open_variants(
     def open_vcz() -> VariantReader:
         from ._vcz import VczReader
 
-        return VczReader(path, multiallelic=multiallelic, dosages=bool(dosages))
+        return VczReader(path, multiallelic=multiallelic, read_dosages=bool(read_dosages))
 
     def open_vcf() -> VariantReader:
         from ._vcf import VcfReader
 
-        return VcfReader(path, multiallelic=multiallelic, dosages=bool(dosages))
+        return VcfReader(path, multiallelic=multiallelic, read_dosages=bool(read_dosages))
 
     openers: dict[str | None, Callable[[], VariantReader]] = {
         "bed": open_bed,

@@ -34,7 +34,7 @@ class PgenReader:
         Donor ids, as for a `.bed`.
     multiallelic
         What becomes of records with several ALT alleles.
-    dosages
+    read_dosages
         Read dosages (float32) in place of hard calls. Where the file has none for a call, its dosage is the call.
 
     Raises
@@ -50,7 +50,7 @@ class PgenReader:
     granule = 1
 
     def __init__(
-        self, path: Path, *, id_by: IdBy = "iid", multiallelic: Multiallelic = "split", dosages: bool = False
+        self, path: Path, *, id_by: IdBy = "iid", multiallelic: Multiallelic = "split", read_dosages: bool = False
     ) -> None:
         check_id_by(id_by)
         self._library = import_library("pgenlib", "pgen", "a PLINK 2 .pgen")
@@ -69,7 +69,7 @@ class PgenReader:
             multiallelic=multiallelic,
         )
         self.n_variants = len(self._records.var)
-        self.dtype: np.dtype[Any] = np.dtype(np.float32 if dosages else np.int8)
+        self.dtype: np.dtype[Any] = np.dtype(np.float32 if read_dosages else np.int8)
         offsets = np.concatenate([[0], np.cumsum(self._records.n_alleles)]).astype(np.uintp)
         with damaged(path, f"a .pgen of {len(self.ids):,} donors and {len(table.ids):,} variants, as its tables say"):
             self._pgen: Any = self._library.PgenReader(

@@ -38,7 +38,7 @@ class VcfReader:
         The file; no index is needed.
     multiallelic
         What becomes of records with several ALT alleles.
-    dosages
+    read_dosages
         Read DS (float32, NaN where missing) in place of GT.
 
     Raises
@@ -51,11 +51,11 @@ class VcfReader:
 
     granule = 1
 
-    def __init__(self, path: Path, *, multiallelic: Multiallelic = "split", dosages: bool = False) -> None:
+    def __init__(self, path: Path, *, multiallelic: Multiallelic = "split", read_dosages: bool = False) -> None:
         self._library = import_library("cyvcf2", "vcf", "a VCF or BCF")
         self.path = path
-        self._field = "DS" if dosages else "GT"
-        self.dtype: np.dtype[Any] = np.dtype(np.float32 if dosages else np.int8)
+        self._field = "DS" if read_dosages else "GT"
+        self.dtype: np.dtype[Any] = np.dtype(np.float32 if read_dosages else np.int8)
         self._haploid = Haploid()
         _check_end(path)
         with damaged(path, "a VCF or BCF"):
@@ -64,8 +64,8 @@ class VcfReader:
             vcf.close()
         self.ids = check_ids(np.asarray(ids, dtype=object), path)
         if self._field not in fields:
-            other = "dosages=False (hard calls, GT)" if dosages else "dosages=True (dosages, DS)"
-            remedy = f"Use {other}." if ("GT" if dosages else "DS") in fields else "It has no genotypes."
+            other = "read_dosages=False (hard calls, GT)" if read_dosages else "read_dosages=True (dosages, DS)"
+            remedy = f"Use {other}." if ("GT" if read_dosages else "DS") in fields else "It has no genotypes."
             raise ValueError(
                 f"{str(path)!r} has no {self._field} among its FORMAT fields ({', '.join(sorted(fields)) or 'none'}). "
                 f"{remedy}"

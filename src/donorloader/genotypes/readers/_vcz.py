@@ -37,7 +37,7 @@ class VczReader:
         The store's folder.
     multiallelic
         What becomes of records with several ALT alleles.
-    dosages
+    read_dosages
         Read `call_DS` (float32, NaN where missing) in place of `call_genotype`.
 
     Raises
@@ -46,17 +46,17 @@ class VczReader:
         If the folder is no such store, lacks an array, or names a donor twice.
     """
 
-    def __init__(self, path: Path, *, multiallelic: Multiallelic = "split", dosages: bool = False) -> None:
+    def __init__(self, path: Path, *, multiallelic: Multiallelic = "split", read_dosages: bool = False) -> None:
         self.path = path
-        self.dtype: np.dtype[Any] = np.dtype(np.float32 if dosages else np.int8)
+        self.dtype: np.dtype[Any] = np.dtype(np.float32 if read_dosages else np.int8)
         self._haploid = Haploid()
         with damaged(path, "VCF Zarr"):
             group: Any = zarr.open_group(str(path), mode="r")
-        field = "call_DS" if dosages else "call_genotype"
+        field = "call_DS" if read_dosages else "call_genotype"
         if absent := [name for name in (field, *_NEEDED) if name not in group]:
             raise ValueError(
                 f"VCF Zarr has the arrays {', '.join((field, *_NEEDED))}, but {str(path)!r} lacks {', '.join(absent)}."
-                + (" Leave dosages out for hard calls." if field == "call_DS" and field in absent else "")
+                + (" Leave read_dosages out for hard calls." if field == "call_DS" and field in absent else "")
             )
         with damaged(path, "VCF Zarr"):
             self._calls: Any = group[field]
