@@ -248,6 +248,8 @@ class TestRefused:
             ({"version": "1"}, ValueError, "of version '1'"),
             ({"epoch": -1}, ValueError, "'epoch' must be an integer of at least 0, got -1"),
             ({"batches": 2.0}, ValueError, "'batches' must be an integer of at least 0, got 2.0"),
+            ({"world_size": None}, ValueError, "'world_size' must be an integer"),
+            ({"position": "far"}, ValueError, "'position' must be an integer"),
             ({"batches": 13}, ValueError, "13 batches of an epoch that has 12"),
             ({"of": None}, ValueError, "'of' must say"),
         ],
