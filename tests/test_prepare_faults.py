@@ -268,7 +268,7 @@ class TestFailureHalfWay:
         old = dl.prepare(raw.cells, out=tmp_path / "study")
         before = fingerprint(old.path)
         monkeypatch = request.getfixturevalue("monkeypatch")
-        module = sys.modules["donorloader.prepare"]
+        module = sys.modules["donorloader._panel"]
         monkeypatch.setattr(module, "write_genotypes", _raise(OSError(errno.ENOSPC, "No space left on device")))
         with pytest.raises(OSError, match="No space left"):
             dl.prepare(raw.cells, raw.bed, out=tmp_path / "study", overwrite=True)
@@ -279,7 +279,7 @@ class TestFailureHalfWay:
     def test_any_exception(
         self, tmp_path: Path, raw: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, exception: BaseException
     ) -> None:
-        monkeypatch.setattr(sys.modules["donorloader.prepare"], "write_genotypes", _raise(exception))
+        monkeypatch.setattr(sys.modules["donorloader._panel"], "write_genotypes", _raise(exception))
         with pytest.raises(type(exception)):
             dl.prepare(raw.cells, raw.bed, out=tmp_path / "study")
         assert [path.name for path in tmp_path.iterdir()] == ["raw"]
@@ -345,16 +345,20 @@ class TestFailureHalfWay:
         assert captured.out == ""
         assert "writing cells" in captured.err
         assert "181/181" in captured.err
+        assert "reading variants" in captured.err
+        assert "30/30" in captured.err
         assert "15/15" in captured.err
 
 
 class TestKilled:
-    def kill_in(self, function: str, raw: SimpleNamespace, out: Path, options: str = "") -> None:
+    def kill_in(
+        self, function: str, raw: SimpleNamespace, out: Path, options: str = "", module: str = "prepare"
+    ) -> None:
         """Prepare in a child that kills itself where it would call a function of the module."""
         code = f"""
             import os, signal, sys
             import donorloader as dl
-            module = sys.modules["donorloader.prepare"]
+            module = sys.modules["donorloader.{module}"]
             setattr(module, {function!r}, lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
             dl.prepare({[str(path) for path in raw.cells]!r}, {str(raw.bed)!r}, out={str(out)!r}{options})
         """
@@ -364,7 +368,7 @@ class TestKilled:
     def test_no_study_opens_and_a_rerun_works(self, tmp_path: Path, raw: SimpleNamespace) -> None:
         before = fingerprint(raw.folder)
         out = tmp_path / "study"
-        self.kill_in("write_genotypes", raw, out)
+        self.kill_in("write_genotypes", raw, out, module="_panel")
         (leftover,) = [path for path in tmp_path.iterdir() if path.name.startswith(".study.partial-")]
         assert (leftover / "cells.zarr").exists()
         for path in (out, leftover):

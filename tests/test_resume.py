@@ -199,6 +199,7 @@ class TestRefused:
             ({"cells_query": "cell_type == 'B'"}, "cells in use"),
             ({"donors": ["d1", "d3"]}, "cells in use"),
             ({"variants": [0, 1]}, "variants"),
+            ({"genotype_encoding": "dosage"}, r"genotype_encoding .*dtype"),
         ],
     )
     def test_other_settings(self, paths: tuple[str, str], changes: dict[str, Any], named: str) -> None:

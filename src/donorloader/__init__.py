@@ -6,6 +6,7 @@ from .attach import attach_donor_features
 from .bag_dataset import BagDataset, collate_bags
 from .bag_tensors import bag_reduce, collect_bags, nested_bags, pad_bags, to_torchmil
 from .bags import BagLoader
+from .cis import cis_window
 from .genotypes import GenotypeStore, open_genotypes
 from .loader import DonorLoader
 from .prepare import prepare
@@ -28,6 +29,7 @@ __all__ = [
     "SubsetSampler",
     "attach_donor_features",
     "bag_reduce",
+    "cis_window",
     "collate_bags",
     "collect_bags",
     "nested_bags",

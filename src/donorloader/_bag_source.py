@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
+    from donorloader._options import GenotypeOptions
     from donorloader.samplers import Share
 
 __all__ = ["MAX_CELLS", "BagSource", "window_budget"]
@@ -39,7 +40,7 @@ class BagSource:
 
     Parameters
     ----------
-    cells, genotypes, donor_key, donors, cells_query, variants, missing_donors, genotype_layer, genotype_memory
+    cells, genotypes, donor_key, donors, cells_query, genotype_options
         As for :func:`open_tables`.
     bag_by, labels, donor_covariates, donor_table
         As for :class:`donorloader.BagLoader`.
@@ -70,10 +71,7 @@ class BagSource:
         donor_key: str | None,
         donors: Iterable[Any] | None,
         cells_query: str | None,
-        variants: Any,
-        missing_donors: Literal["error", "drop", "nan"],
-        genotype_layer: str | None,
-        genotype_memory: int,
+        genotype_options: GenotypeOptions,
     ):
         for name, value in (("bag_by", bag_by), ("donor_covariates", donor_covariates)):
             if isinstance(value, str):
@@ -86,10 +84,7 @@ class BagSource:
             donor_key=donor_key,
             donors=donors,
             cells_query=cells_query,
-            variants=variants,
-            missing_donors=missing_donors,
-            genotype_layer=genotype_layer,
-            genotype_memory=genotype_memory,
+            genotype_options=genotype_options,
             bags=True,
         )
         self._donor_table = donor_table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -149,7 +150,12 @@ class Engine:
         return conveyor.lane("dense cells", dense, capacity=_HAND_OVER, room=self._room, size=_size)
 
     def _genotype_lane(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[GenotypeBatch]:
-        windows = plan_windows(self.plan(epoch, skip=skip), self._table, self._pool)
+        windows = plan_windows(
+            self.plan(epoch, skip=skip),
+            self._table,
+            lambda: chain(self.plan(epoch, skip=skip), self.plan(epoch + 1)),
+            self._options.donor_rows,
+        )
         if self._table is not None and not self._table.resident:
             # reading is a lane of its own, so that the next window is read while this one is gathered
             windows = conveyor.lane("genotype rows", windows, capacity=1, batches=lambda w: len(w[0]["splits"]))

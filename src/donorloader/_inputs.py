@@ -11,19 +11,16 @@ import anndata as ad
 from donorloader._ids import as_text, duplicates, shorten
 from donorloader.cells import is_donor_data
 from donorloader.cells._raw import open_raw_cells, open_stored
-from donorloader.genotypes import open_genotypes
-from donorloader.genotypes._plink import PlinkBed
 from donorloader.study import is_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
+    from donorloader._panel import Panel
     from donorloader.cells._raw import RawCells
-    from donorloader.genotypes import GenotypeRows
-    from donorloader.genotypes._plink import IdBy
 
-__all__ = ["describe_sources", "list_sources", "open_cell_sources", "open_rows", "read_donor_map", "refuse_nested"]
+__all__ = ["describe_sources", "list_sources", "open_cell_sources", "read_donor_map", "refuse_nested"]
 
 
 def list_sources(cells: Any, genotypes: Any) -> tuple[list[Any], Any]:
@@ -78,41 +75,6 @@ def open_cell_sources(
     ]
 
 
-def open_rows(genotypes: Any, *, layer: str | None, id_by: IdBy) -> GenotypeRows | None:
-    """Open genotypes of any kind as donor rows.
-
-    Raises
-    ------
-    FileNotFoundError
-        If a file does not exist.
-    ValueError, TypeError
-        If the genotypes cannot be used, or an option has no effect on their kind.
-    """
-    is_plink = isinstance(genotypes, Path) and genotypes.suffix == ".bed"
-    if is_plink and layer is not None:
-        raise ValueError(
-            f"genotype_layer={layer!r} chooses a layer of an AnnData; a PLINK .bed has none. Leave it out."
-        )
-    if not is_plink and id_by != "iid":
-        raise ValueError(f"id_by={id_by!r} chooses ids of a PLINK .bed; these genotypes are none. Leave it out.")
-    if genotypes is None:
-        if layer is not None:
-            raise ValueError(
-                f"genotype_layer={layer!r} chooses a layer of genotypes, but there are none. Leave it out."
-            )
-        return None
-    if is_plink:
-        return PlinkBed(genotypes, id_by=id_by)
-    if isinstance(genotypes, Path):
-        if genotypes.suffix in (".bim", ".fam"):
-            raise ValueError(f"Name the .bed of a PLINK file set, not {str(genotypes)!r}.")
-        if is_study(genotypes):
-            raise ValueError(f"{str(genotypes)!r} is a study; name the genotypes in it.")
-        if not genotypes.exists():
-            raise FileNotFoundError(f"The genotypes {str(genotypes)!r} do not exist.")
-    return open_genotypes(genotypes, layer=layer)
-
-
 def read_donor_map(donor_map: str | PathLike[str] | Mapping[Any, Any] | None) -> dict[str, str]:
     """New ids of donors by their ids in the cells, as text.
 
@@ -159,7 +121,7 @@ def read_donor_map(donor_map: str | PathLike[str] | Mapping[Any, Any] | None) ->
     return dict(zip(old, new, strict=True))
 
 
-def describe_sources(cells: Sequence[RawCells], genotypes: Any, rows: GenotypeRows | None) -> dict[str, Any]:
+def describe_sources(cells: Sequence[RawCells], genotypes: Any, panel: Panel | None) -> dict[str, Any]:
     """The sources for `study.json`: where, how large, how many."""
     described: dict[str, Any] = {
         "cells": [
@@ -168,7 +130,8 @@ def describe_sources(cells: Sequence[RawCells], genotypes: Any, rows: GenotypeRo
         ],
         "genotypes": None,
     }
-    if rows is not None:
+    if panel is not None:
+        rows = panel.source
         path = genotypes if isinstance(genotypes, Path) else None
         name = type(genotypes).__name__ if path is None else str(path)
         described["genotypes"] = {

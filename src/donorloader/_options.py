@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import humanfriendly
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
 
     from annbatch.abc import Sampler
 
+    from donorloader.genotypes import Encoding, MissingCalls
     from donorloader.samplers import Share
 
-__all__ = ["LEAST_SHARDS", "ReadOptions", "SamplingOptions", "parse_memory"]
+__all__ = ["LEAST_SHARDS", "GenotypeOptions", "ReadOptions", "SamplingOptions", "parse_memory"]
 
 _WINDOW_BATCHES = 16  # ready ahead where the sampler does not tell its batch size
 _DENSE_BATCHES = 4
@@ -90,8 +93,6 @@ class ReadOptions:
 
     obs_columns: tuple[str, ...]
     donor_rows: Literal["batch", "window"]
-    missing_donors: Literal["error", "drop", "nan"]
-    genotype_memory: int
     to: Literal["torch", "numpy"]
     device: torch.device | None
     densify: bool
@@ -104,7 +105,6 @@ class ReadOptions:
         cls,
         *,
         obs_columns: Sequence[str],
-        genotype_memory: int | str,
         device: str | torch.device | None,
         **options: Any,
     ) -> ReadOptions:
@@ -115,7 +115,6 @@ class ReadOptions:
             )
         choices = {
             "donor_rows": ("batch", "window"),
-            "missing_donors": ("error", "drop", "nan"),
             "to": ("torch", "numpy"),
         }
         for name, allowed in choices.items():
@@ -132,7 +131,6 @@ class ReadOptions:
             raise ValueError(f"device={device!r} needs to='torch', got to={options['to']!r}.")
         return cls(
             obs_columns=tuple(obs_columns),
-            genotype_memory=parse_memory(genotype_memory, "genotype_memory"),
             device=None if device is None else torch.device(device),
             **options,
         )
@@ -152,6 +150,40 @@ class ReadOptions:
         if self.prefetch is not None:
             return self.prefetch
         return _WINDOW_BATCHES if not batch_size else max(_DENSE_BATCHES, math.ceil(window_cells / batch_size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenotypeOptions:
+    """Which genotypes, and what they become; each as for :class:`donorloader.DonorLoader`."""
+
+    variants: Any
+    missing_donors: Literal["error", "drop", "nan"]
+    genotype_layer: str | None
+    genotype_encoding: Encoding | None
+    missing_calls: MissingCalls | None
+    genotype_memory: int
+
+    @classmethod
+    def checked(cls, *, genotype_memory: int | str, missing_donors: Any, **options: Any) -> GenotypeOptions:
+        """Options, or an error that names the wrong one. What depends on the store is checked when that is open."""
+        if missing_donors not in ("error", "drop", "nan"):
+            raise ValueError(f"missing_donors must be one of 'error', 'drop', 'nan', got {missing_donors!r}.")
+        memory = free_memory() // 4 if genotype_memory == "auto" else parse_memory(genotype_memory, "genotype_memory")
+        return cls(genotype_memory=memory, missing_donors=missing_donors, **options)
+
+    def about_genotypes(self) -> list[str]:
+        """Names of the options that are set and have no meaning without genotypes."""
+        names = ("variants", "genotype_layer", "genotype_encoding", "missing_calls")
+        return [name for name in names if getattr(self, name) is not None]
+
+
+def free_memory() -> int:
+    """Memory that this machine can still give, or the half of it all where the system does not tell. Unit: bytes."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def parse_memory(memory: int | str, name: str = "memory") -> int:

@@ -51,6 +51,9 @@ def fingerprint(kind: str, tables: Tables, sampler: Sampler, seed: int) -> dict[
         "donors": _digest(match.ids, match.codes),
         "variants": None if table is None else _digest(table.store.names(table.columns)),
     }
+    if table is not None:
+        encoder = table.encoder
+        fields |= {"genotype_encoding": encoder.encoding, "missing_calls": encoder.missing, "dtype": encoder.dtype.name}
     _describe(sampler, "", fields)
     # the same settings may order otherwise in another version of annbatch or numpy
     first = next(replay(sampler, source.n_obs, seed=seed, epoch=0), None)

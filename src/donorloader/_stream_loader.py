@@ -14,11 +14,13 @@ from donorloader.pipeline import Progress
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import scipy.sparse as sp
     from numpy.typing import NDArray
 
     from donorloader._engine import Engine
     from donorloader._ordering import Ordering
     from donorloader._tables import Tables
+    from donorloader.genotypes import ReadCounts
     from donorloader.pipeline import PassRecord
 
 __all__ = ["StreamLoader", "check_epoch", "check_seed"]
@@ -172,6 +174,22 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         """(n_variants,) names of the columns of ``donor_features``; `None` without genotypes."""
         table = self._tables.table
         return None if table is None else table.store.names(table.columns)
+
+    @property
+    def cis_mask(self) -> sp.csr_array | None:
+        """(n_genes, n_variants) int8, 1 for variants near the gene; `None` without ``variants=cis_window(...)``."""
+        return None if self._tables.cis is None else self._tables.cis.mask
+
+    @property
+    def cis_slices(self) -> dict[str, slice] | None:
+        """Columns of ``donor_features`` near each gene; `None` unless ``variants=cis_window(...)``."""
+        return None if self._tables.cis is None else self._tables.cis.slices
+
+    @property
+    def genotype_reads(self) -> ReadCounts | None:
+        """Rows of genotypes that were needed and read so far, over all passes; `None` without genotypes."""
+        table = self._tables.table
+        return None if table is None else table.counts
 
     def timings(self) -> pd.DataFrame:
         """Where the time of the last pass went, per lane. Unit: seconds.

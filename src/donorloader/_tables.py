@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from donorloader._match import match_donors
 from donorloader.cells import is_donor_data, is_stored_donor_data, open_cells, select_cells
-from donorloader.genotypes import DonorTable, GenotypeStore, open_genotypes, resolve_variants
+from donorloader.cis import CisWindow, find_cis
+from donorloader.genotypes import (
+    DonorTable,
+    GenotypeStore,
+    frequencies,
+    make_encoder,
+    open_genotypes,
+    resolve_variants,
+)
 from donorloader.study import Study, is_study, open_study
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from donorloader._match import DonorMatch
+    from donorloader._options import GenotypeOptions
     from donorloader.cells import CellSource
+    from donorloader.cis import CisVariants
 
 __all__ = ["Tables", "open_tables"]
 
@@ -38,6 +51,8 @@ class Tables:
         The genotypes, or `None`.
     table
         Their rows by donor, or `None`.
+    cis
+        The variants near genes, where these were chosen so; else `None`.
     owns_store
         Whether the store was opened here, and so is to be closed with the loader.
     """
@@ -47,6 +62,7 @@ class Tables:
     match: DonorMatch
     store: GenotypeStore | None
     table: DonorTable | None
+    cis: CisVariants | None
     owns_store: bool
 
     @contextmanager
@@ -71,20 +87,17 @@ def open_tables(
     donor_key: str | None,
     donors: Iterable[Any] | None,
     cells_query: str | None,
-    variants: Any,
-    missing_donors: Literal["error", "drop", "nan"],
-    genotype_layer: str | None,
-    genotype_memory: int,
+    genotype_options: GenotypeOptions,
     bags: bool = False,
 ) -> Tables:
     """Open what a loader's user names, and match donors by id.
 
     Parameters
     ----------
-    cells, genotypes, donor_key, donors, cells_query, variants, missing_donors, genotype_layer
+    cells, genotypes, donor_key, donors, cells_query
         As for :class:`donorloader.DonorLoader`.
-    genotype_memory
-        Budget for genotype rows that stay in memory. Unit: bytes.
+    genotype_options
+        Which genotypes, and what they become.
     bags
         Whether a study's cells are to be read donor by donor, from its grouped collection where it has one.
     """
@@ -93,22 +106,38 @@ def open_tables(
     donor_key = donor_key or source.donor_key or "donor_id"
     codes, ids = source.donors(donor_key)
     keep = select_cells(source, codes, ids, cells_query=cells_query, donors=donors)
-    if genotypes is None and (variants is not None or genotype_layer is not None):
-        raise ValueError("variants and genotype_layer choose among genotypes, but genotypes is None.")
-    store = None if genotypes is None else open_genotypes(genotypes, layer=genotype_layer)
-    owns_store = not isinstance(genotypes, GenotypeStore)
+    if genotypes is None and (chosen := genotype_options.about_genotypes()):
+        raise ValueError(f"{' and '.join(chosen)} choose among genotypes, but genotypes is None.")
+    store = None if genotypes is None else open_genotypes(genotypes, layer=genotype_options.genotype_layer)
+    owns_store, cis = not isinstance(genotypes, GenotypeStore), None
     try:
-        match = match_donors(codes, ids, keep, None if store is None else store.ids, missing_donors)
+        match = match_donors(codes, ids, keep, None if store is None else store.ids, genotype_options.missing_donors)
         table = None
         if store is not None and match.rows is not None:
-            columns = resolve_variants(store, variants)
-            nan = missing_donors == "nan"
-            table = DonorTable(store, columns, match.rows, memory=genotype_memory, nan=nan)
+            options = genotype_options
+            if isinstance(options.variants, CisWindow):
+                cis = find_cis(options.variants, source.var(), store.var())
+                options = replace(options, variants=cis.columns)
+            table = _donor_table(store, match.rows, options)
     except BaseException:
         if store is not None and owns_store:
             store.close()
         raise
-    return Tables(source, donor_key, match, store, table, owns_store)
+    return Tables(source, donor_key, match, store, table, cis, owns_store)
+
+
+def _donor_table(store: GenotypeStore, rows: NDArray[np.int64], options: GenotypeOptions) -> DonorTable:
+    columns = resolve_variants(store, options.variants)
+    encoder = make_encoder(
+        options.genotype_encoding,
+        options.missing_calls,
+        dtype=store.dtype,
+        n_variants=columns.stop - columns.start if isinstance(columns, slice) else columns.size,
+        absent_donors=options.missing_donors == "nan",
+        frequencies=lambda: frequencies(store, columns),
+        name=lambda position: str(store.names(columns)[position]),
+    )
+    return DonorTable(store, columns, rows, memory=options.genotype_memory, encoder=encoder)
 
 
 def _resolve_sources(cells: Any, genotypes: Any, donor_key: str | None, *, bags: bool) -> tuple[Any, Any, str | None]:

@@ -14,7 +14,15 @@ from annbatch.abc import Sampler
 from donorloader._buffers import BufferPool
 from donorloader._ids import as_text, shorten
 from donorloader._options import parse_memory
-from donorloader.genotypes import DonorTable, open_genotypes, plan_windows, resolve_variants, stream_genotypes
+from donorloader.genotypes import (
+    DonorTable,
+    frequencies,
+    make_encoder,
+    open_genotypes,
+    plan_windows,
+    resolve_variants,
+    stream_genotypes,
+)
 from donorloader.pipeline import Conveyor
 from donorloader.samplers import complete_requests, donor_requests
 
@@ -23,7 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from donorloader.genotypes import GenotypeStore
+    from donorloader.genotypes import Encoder, GenotypeStore
+    from donorloader.samplers import DonorRequest
 
 __all__ = ["attach_donor_features"]
 
@@ -90,7 +99,17 @@ def attach_donor_features(
     columns = resolve_variants(store, variants)
     memory = parse_memory(genotype_memory, "genotype_memory")
     donors = _planned_donors(loader, donor_id_key, obs)
-    return _attach(loader, store, columns, memory, donor_id_key, key, donors)
+    n_variants = columns.stop - columns.start if isinstance(columns, slice) else columns.size
+    encoder = make_encoder(
+        None,
+        None,
+        dtype=store.dtype,
+        n_variants=n_variants,
+        absent_donors=False,
+        frequencies=lambda: frequencies(store, columns),
+        name=str,
+    )
+    return _attach(loader, store, columns, memory, encoder, donor_id_key, key, donors)
 
 
 def _attach(
@@ -98,6 +117,7 @@ def _attach(
     store: GenotypeStore,
     columns: Any,
     memory: int,
+    encoder: Encoder,
     donor_id_key: str,
     key: str,
     donors: tuple[NDArray[np.int64], NDArray[np.object_]] | None,
@@ -108,9 +128,14 @@ def _attach(
         lane = None
         if donors is not None and (sampler := _replica(loader)) is not None:
             codes, ids = donors
-            table = DonorTable(store, columns, _rows_of(store, ids), memory=memory)
-            requests = donor_requests(complete_requests(sampler, loader.n_obs, np.random.default_rng(0)), codes)
-            planned = stream_genotypes(plan_windows(requests, table, pool), table, pool, "batch")
+            table = DonorTable(store, columns, _rows_of(store, ids), memory=memory, encoder=encoder)
+
+            def requests() -> Iterator[DonorRequest]:
+                drawn = complete_requests(copy.deepcopy(sampler), loader.n_obs, np.random.default_rng(0))
+                return donor_requests(drawn, codes)
+
+            windows = plan_windows(requests(), table, requests, "batch")
+            planned = stream_genotypes(windows, table, pool, "batch")
             ahead = table.batches_ahead(_BATCHES_AHEAD, sampler.batch_size)
             lane = conveyor.lane("genotypes", planned, capacity=ahead)
         for batch in loader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset
 from donorloader._bag_source import MAX_CELLS, BagSource, window_budget
 from donorloader._buffers import BufferPool
 from donorloader._ids import shorten
-from donorloader._options import ReadOptions, parse_memory
+from donorloader._options import GenotypeOptions, ReadOptions, parse_memory
 from donorloader._stream_loader import check_epoch, check_seed
 from donorloader.cells import RowReader, stack_tensors, to_dense
 from donorloader.genotypes import GenotypeBatch
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
+
+    from donorloader.genotypes import Encoding, MissingCalls
 
 __all__ = ["BagDataset", "collate_bags"]
 
@@ -37,7 +40,8 @@ class BagDataset(Dataset[dict[str, Any]]):
     Parameters
     ----------
     cells, genotypes, donor_key, bag_by, max_cells, min_cells, small_bags, exact_cells, labels, donor_covariates, \
-donor_table, obs_columns, variants, donors, cells_query, missing_donors, genotype_layer, genotype_memory, densify, \
+donor_table, obs_columns, variants, donors, cells_query, missing_donors, genotype_layer, genotype_encoding, \
+missing_calls, genotype_memory, densify, \
 check, seed, cell_memory
         As for :class:`BagLoader`. Which cells stand for a large bag depends on seed, epoch and bag alone.
 
@@ -71,7 +75,9 @@ check, seed, cell_memory
         cells_query: str | None = None,
         missing_donors: Literal["error", "drop", "nan"] = "error",
         genotype_layer: str | None = None,
-        genotype_memory: int | str = "1GB",
+        genotype_encoding: Encoding | None = None,
+        missing_calls: MissingCalls | None = None,
+        genotype_memory: int | str = "auto",
         cell_memory: int | str = "512MB",
         densify: bool = False,
         check: bool = True,
@@ -86,9 +92,7 @@ check, seed, cell_memory
     def _open(self) -> None:
         options = self._arguments
         self._read = ReadOptions.checked(
-            **{
-                name: options[name] for name in ("obs_columns", "missing_donors", "genotype_memory", "densify", "check")
-            },
+            **{name: options[name] for name in ("obs_columns", "densify", "check")},
             donor_rows="batch",
             to="torch",
             device=None,
@@ -98,11 +102,9 @@ check, seed, cell_memory
         self._seed = check_seed(options["seed"])
         cell_memory = parse_memory(options["cell_memory"], "cell_memory")
         names = ["cells", "genotypes", "bag_by", "labels", "donor_covariates", "donor_table", "donor_key", "donors"]
-        names += ["cells_query", "variants", "missing_donors", "genotype_layer"]
-        self._source = source = BagSource(
-            **{name: options[name] for name in names},
-            genotype_memory=self._read.genotype_memory,
-        )
+        names += ["cells_query"]
+        chosen = GenotypeOptions.checked(**{field.name: options[field.name] for field in fields(GenotypeOptions)})
+        self._source = source = BagSource(**{name: options[name] for name in names}, genotype_options=chosen)
         tables, columns = source.tables, self._read.obs_columns
         most, _ = window_budget(cell_memory, tables.source.cell_bytes, dense=options["densify"])
         window_cells = min(WINDOW_CELLS, most)
@@ -177,11 +179,10 @@ check, seed, cell_memory
         cells = self._reader.read(rows)
         donor = self._source.donors[bag : bag + 1]
         table = self._source.tables.table
-        window = None if table is None else table.window(donor, None, self._pool)
         genotypes = GenotypeBatch(
             donors=donor,
             rows=None if table is None else table.rows[donor],
-            features=None if window is None else window.gather(np.zeros(1, dtype=np.int64), self._pool),
+            features=None if table is None else table.rows_now(donor, self._pool),
             donor_idx=np.zeros(rows.size, dtype=np.int64),
             bags=np.array([bag]),
         )

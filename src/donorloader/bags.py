@@ -10,7 +10,7 @@ import numpy as np
 from donorloader._bag_source import MAX_CELLS, BagSource, window_budget
 from donorloader._bag_weights import bag_weights
 from donorloader._engine import Engine
-from donorloader._options import LEAST_SHARDS, ReadOptions, parse_memory
+from donorloader._options import LEAST_SHARDS, GenotypeOptions, ReadOptions, parse_memory
 from donorloader._ordering import Ordering
 from donorloader._ranks import find_ranks
 from donorloader._stream_loader import StreamLoader, check_seed
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from annbatch.abc import Sampler
     from numpy.typing import NDArray
 
-    from donorloader.genotypes import GenotypeBatch
+    from donorloader.genotypes import Encoding, GenotypeBatch, MissingCalls
     from donorloader.samplers import Share
 
 __all__ = ["BagLoader"]
@@ -74,7 +74,8 @@ class BagLoader(StreamLoader):
         text.
     window_cells
         Cells that are read at once. Default: 16,384, or as many as `cell_memory` allows.
-    obs_columns, variants, donors, cells_query, missing_donors, genotype_layer, genotype_memory, to, device, densify, \
+    obs_columns, variants, donors, cells_query, missing_donors, genotype_layer, genotype_encoding, missing_calls, \
+genotype_memory, to, device, densify, \
 prefetch, preload_to_gpu, check, seed
         As for :class:`DonorLoader`.
     rank, world_size, num_canonical_shards, uneven
@@ -133,7 +134,9 @@ prefetch, preload_to_gpu, check, seed
         cells_query: str | None = None,
         missing_donors: Literal["error", "drop", "nan"] = "error",
         genotype_layer: str | None = None,
-        genotype_memory: int | str = "1GB",
+        genotype_encoding: Encoding | None = None,
+        missing_calls: MissingCalls | None = None,
+        genotype_memory: int | str = "auto",
         to: Literal["torch", "numpy"] = "torch",
         device: str | torch.device | None = None,
         densify: bool = False,
@@ -148,14 +151,20 @@ prefetch, preload_to_gpu, check, seed
         options = ReadOptions.checked(
             obs_columns=obs_columns,
             donor_rows="batch",
-            missing_donors=missing_donors,
-            genotype_memory=genotype_memory,
             to=to,
             device=device,
             densify=densify,
             prefetch=prefetch,
             preload_to_gpu=preload_to_gpu,
             check=check,
+        )
+        chosen = GenotypeOptions.checked(
+            variants=variants,
+            missing_donors=missing_donors,
+            genotype_layer=genotype_layer,
+            genotype_encoding=genotype_encoding,
+            missing_calls=missing_calls,
+            genotype_memory=genotype_memory,
         )
         seed = check_seed(seed)
         ranks = find_ranks(rank, world_size, num_canonical_shards, uneven)
@@ -171,10 +180,7 @@ prefetch, preload_to_gpu, check, seed
             donor_key=donor_key,
             donors=donors,
             cells_query=cells_query,
-            variants=variants,
-            missing_donors=missing_donors,
-            genotype_layer=genotype_layer,
-            genotype_memory=options.genotype_memory,
+            genotype_options=chosen,
         )
         tables = source.tables
         budget = parse_memory(cell_memory, "cell_memory")

@@ -31,6 +31,29 @@ class IdByOption(StrEnum):
     fid_iid = "fid_iid"
 
 
+class LayoutOption(StrEnum):
+    """How hard calls are stored."""
+
+    PACKED = "packed"
+    PLAIN = "plain"
+    BOTH = "both"
+
+
+class DosageTypeOption(StrEnum):
+    """How dosages are stored."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    UINT8 = "uint8"
+
+
+class MultiallelicOption(StrEnum):
+    """What becomes of records with several ALT alleles."""
+
+    SPLIT = "split"
+    ERROR = "error"
+
+
 @app.command()
 def prepare(
     cells: Annotated[
@@ -39,7 +62,11 @@ def prepare(
     out: Annotated[Path, typer.Option("--out", "-o", help="The study folder to make.")],
     genotypes: Annotated[
         Path | None,
-        typer.Option("--genotypes", "-g", help="PLINK .bed, or AnnData (.h5ad, .zarr) of donors × variants."),
+        typer.Option(
+            "--genotypes",
+            "-g",
+            help="PLINK .bed or .pgen, .bgen, .vcf(.gz), .bcf, .vcz, or AnnData (.h5ad, .zarr) of donors × variants.",
+        ),
     ] = None,
     donor_key: Annotated[
         str | None, typer.Option(help="Column of obs with each cell's donor. Default: donor_id, or a DonorData's own.")
@@ -49,7 +76,37 @@ def prepare(
         list[str] | None, typer.Option(help="Column of obs to keep beside the donors; may be repeated. Default: all.")
     ] = None,
     genotype_layer: Annotated[str | None, typer.Option(help="Layer of the genotypes to take in place of X.")] = None,
-    id_by: Annotated[IdByOption, typer.Option(help="Donor ids of a PLINK .bed.")] = IdByOption.iid,
+    id_by: Annotated[IdByOption, typer.Option(help="Donor ids of a PLINK .bed or .pgen.")] = IdByOption.iid,
+    samples: Annotated[
+        Path | None, typer.Option(help="File of donors to take of the genotypes, one id a line. Default: all.")
+    ] = None,
+    region: Annotated[
+        list[str] | None,
+        typer.Option(help="Variants to take: chr, chr:position or chr:start-end, 1-based, inclusive; may be repeated."),
+    ] = None,
+    variants: Annotated[
+        Path | None, typer.Option(help="File of variants to take, one id a line. Default: all.")
+    ] = None,
+    maf: Annotated[
+        float | None, typer.Option(help="Least frequency of a variant's rarer allele, e.g. 0.01. Default: any.")
+    ] = None,
+    max_missing: Annotated[
+        float | None,
+        typer.Option(help="Largest part of a variant's calls that may be missing, e.g. 0.05. Default: any."),
+    ] = None,
+    multiallelic: Annotated[
+        MultiallelicOption, typer.Option(help="Records with several ALT alleles: one variant for each, or an error.")
+    ] = MultiallelicOption.SPLIT,
+    read_dosages: Annotated[
+        bool, typer.Option("--read-dosages", help="Read dosages of a .pgen, VCF or .vcz in place of hard calls.")
+    ] = False,
+    layout: Annotated[
+        LayoutOption | None,
+        typer.Option(help="How hard calls are stored: at two bits, as a plain matrix X, or both. Default: packed."),
+    ] = None,
+    dosage_type: Annotated[
+        DosageTypeOption | None, typer.Option(help="How dosages are stored. Default: as they come.")
+    ] = None,
     donor_map: Annotated[
         Path | None, typer.Option(help="Two tab-separated columns: donor id in the cells, id in the genotypes.")
     ] = None,
@@ -78,6 +135,15 @@ def prepare(
             obs_columns=obs_column or None,
             genotype_layer=genotype_layer,
             id_by=id_by.value,
+            samples=samples,
+            regions=region or None,
+            variants=variants,
+            maf=maf,
+            max_missing=max_missing,
+            multiallelic=multiallelic.value,
+            read_dosages=read_dosages or None,
+            layout=None if layout is None else layout.value,
+            dosage_type=None if dosage_type is None else dosage_type.value,
             donor_map=donor_map,
             only_donors_with_cells=only_donors_with_cells,
             bags=not no_bags,
@@ -91,7 +157,7 @@ def prepare(
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(help="Study, annbatch collection, AnnData of cells or genotypes, or .bed.")],
+    path: Annotated[Path, typer.Argument(help="Study, annbatch collection, AnnData, or a file of genotypes.")],
     donor_key: Annotated[
         str | None,
         typer.Option(help="Column of obs with each cell's donor, where the store does not say. Default: donor_id."),
@@ -100,7 +166,8 @@ def inspect(
 ) -> None:
     """Print what is in a study or store."""
     with _one_line_errors(debug=debug):
-        from donorloader.report import inspect_store, print_report
+        from donorloader._inspect import inspect_store
+        from donorloader.report import print_report
 
         print_report(inspect_store(path, donor_key=donor_key))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from donorloader._engine import Engine
-from donorloader._options import ReadOptions, SamplingOptions
+from donorloader._options import GenotypeOptions, ReadOptions, SamplingOptions
 from donorloader._ordering import Ordering
 from donorloader._ranks import find_ranks
 from donorloader._stream_loader import StreamLoader, check_seed
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from annbatch.abc import Sampler
 
+    from donorloader.genotypes import Encoding, MissingCalls
     from donorloader.samplers import Share
 
 __all__ = ["DonorLoader"]
@@ -60,7 +61,8 @@ class DonorLoader(StreamLoader):
     obs_columns
         Columns of ``obs`` to yield with each batch.
     variants
-        The variants to yield, in this order: names, positions, a boolean mask or a slice. Default: all.
+        The variants to yield, in this order: names, positions, a boolean mask, a slice, or :func:`cis_window` for those
+        near genes. Default: all.
     donors
         Ids of the donors to use. Default: all.
     cells_query
@@ -74,9 +76,20 @@ class DonorLoader(StreamLoader):
         wide.
     genotype_layer
         Layer of the genotypes to read in place of `X`.
+    genotype_encoding
+        What `donor_features` hold: `None`, the values as they are stored; ``"dosage"``, float32; ``"count"``, int8, -1
+        where missing; ``"presence"``, float32, 1 where the counted allele is there at all; ``"standardized"``, float32
+        (g − 2p) / √(2p(1 − p)) with the frequency p of the counted allele over all donors of the store, 0 for variants
+        that do not vary; ``"onehot"``, int8 of shape (n_donors, n_variants, 3).
+    missing_calls
+        What missing calls become: ``"nan"``, ``"mean"`` (2p), ``"zero"``, or an ``"error"`` that names one. Default: as
+        they are stored; with an encoding NaN, or -1 of ``"count"``, 0 of ``"standardized"`` (its mean) and no 1 of
+        ``"onehot"``.
     genotype_memory
-        Budget for genotype rows that stay in memory, in bytes or as text. Rows of the chosen variants that fit stay
-        once they are read; otherwise those of a window are read for it.
+        Budget for genotype rows that stay in memory, in bytes or as text such as ``"2GB"``; packed stores are held
+        packed, a byte for four calls. If the rows of the chosen variants and donors in use fit, they stay once they are
+        read; otherwise those that are needed soonest do. ``"auto"``: a quarter of the memory that is free. 0: no more
+        than the rows of one load request.
     to
         ``"torch"``, or ``"numpy"`` for numpy arrays and scipy CSR.
     device
@@ -154,7 +167,9 @@ class DonorLoader(StreamLoader):
         missing_donors: Literal["error", "drop", "nan"] = "error",
         donor_rows: Literal["batch", "window"] = "batch",
         genotype_layer: str | None = None,
-        genotype_memory: int | str = "1GB",
+        genotype_encoding: Encoding | None = None,
+        missing_calls: MissingCalls | None = None,
+        genotype_memory: int | str = "auto",
         to: Literal["torch", "numpy"] = "torch",
         device: str | torch.device | None = None,
         densify: bool = False,
@@ -169,14 +184,20 @@ class DonorLoader(StreamLoader):
         options = ReadOptions.checked(
             obs_columns=obs_columns,
             donor_rows=donor_rows,
-            missing_donors=missing_donors,
-            genotype_memory=genotype_memory,
             to=to,
             device=device,
             densify=densify,
             prefetch=prefetch,
             preload_to_gpu=preload_to_gpu,
             check=check,
+        )
+        chosen = GenotypeOptions.checked(
+            variants=variants,
+            missing_donors=missing_donors,
+            genotype_layer=genotype_layer,
+            genotype_encoding=genotype_encoding,
+            missing_calls=missing_calls,
+            genotype_memory=genotype_memory,
         )
         sampling = SamplingOptions(
             batch_size=batch_size,
@@ -194,10 +215,7 @@ class DonorLoader(StreamLoader):
             donor_key=donor_key,
             donors=donors,
             cells_query=cells_query,
-            variants=variants,
-            missing_donors=missing_donors,
-            genotype_layer=genotype_layer,
-            genotype_memory=options.genotype_memory,
+            genotype_options=chosen,
         )
         used = tables.match.keep
 

@@ -4,44 +4,38 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from donorloader._ids import explain_no_overlap, shorten
+from donorloader._ids import explain_no_overlap
 from donorloader._inputs import (
     describe_sources,
     list_sources,
     open_cell_sources,
-    open_rows,
     read_donor_map,
     refuse_nested,
 )
 from donorloader._options import parse_memory
+from donorloader._panel import open_panel
+from donorloader._progress import progress_bar
 from donorloader._staging import check_out, staged_folder
+from donorloader._study_report import report_study
 from donorloader.cells._collect import collect_cells
 from donorloader.cells._table import harmonise_cells
-from donorloader.genotypes._write import write_genotypes
-from donorloader.report import GenotypesReport, Names, Report, report_cells
+from donorloader.genotypes._selection import Selection
 from donorloader.study import STUDY_FILE, STUDY_FORMAT, STUDY_VERSION, Study, is_study, open_study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from os import PathLike
 
-    from numpy.typing import NDArray
-
-    from donorloader.cells._collect import WrittenCells
-    from donorloader.cells._table import CellTable
-    from donorloader.genotypes import GenotypeRows
-    from donorloader.genotypes._plink import IdBy
-    from donorloader.genotypes._write import GenotypeCounts
+    from donorloader.genotypes._write import DosageType, Layout
+    from donorloader.genotypes.readers import IdBy, Multiallelic
 
 __all__ = ["prepare"]
 
@@ -49,7 +43,10 @@ __all__ = ["prepare"]
 _LIBRARIES = 2**30
 
 _CELLS, _BAGS, _GENOTYPES = "cells.zarr", "bags.zarr", "genotypes.zarr"
-_PACKAGES = ("donorloader", "annbatch", "anndata", "zarr", "bed-reader", "numpy", "pandas", "scipy")
+_PACKAGES = (
+    *("donorloader", "annbatch", "anndata", "zarr", "numpy", "pandas", "scipy"),
+    *("bed-reader", "pgenlib", "bgen", "cyvcf2"),
+)
 
 
 def prepare(
@@ -62,6 +59,15 @@ def prepare(
     obs_columns: Sequence[str] | None = None,
     genotype_layer: str | None = None,
     id_by: IdBy = "iid",
+    samples: str | PathLike[str] | Iterable[str] | None = None,
+    regions: str | Iterable[str] | None = None,
+    variants: str | PathLike[str] | Iterable[str] | None = None,
+    maf: float | None = None,
+    max_missing: float | None = None,
+    multiallelic: Multiallelic = "split",
+    read_dosages: bool | None = None,
+    layout: Layout | None = None,
+    dosage_type: DosageType | None = None,
     donor_map: str | PathLike[str] | Mapping[Any, Any] | None = None,
     only_donors_with_cells: bool = False,
     bags: bool = True,
@@ -84,9 +90,9 @@ def prepare(
         a `.dd.h5` or `.dd.zarr`, or in memory, which brings its genotypes and donor column along. X is CSR or dense;
         CSC is turned into CSR in memory, if it fits the budget.
     genotypes
-        Donors × variants: path of a PLINK `.bed`, or of an AnnData `.h5ad` or `.zarr` whose obs_names are donor ids; an
-        AnnData in memory; a :class:`donorloader.GenotypeStore`. `None`: a study of cells alone. Negative integers and
-        NaN are missing calls.
+        Path of a PLINK `.bed` or `.pgen`, a `.bgen`, a `.vcf`, `.vcf.gz` or `.bcf`, a VCF Zarr `.vcz`; or donors ×
+        variants: path of an AnnData `.h5ad` or `.zarr` whose obs_names are donor ids, an AnnData in memory, a
+        :class:`donorloader.GenotypeStore`. `None`: a study of cells alone. Negative integers and NaN are missing calls.
     out
         The folder to make.
     donor_key
@@ -100,6 +106,27 @@ def prepare(
         Layer of the genotypes to take in place of X.
     id_by
         Donor ids of a PLINK file set: `"iid"`, or `"fid_iid"` for FID_IID.
+    samples
+        Donors to take of a file of genotypes: a list, or a file of one id a line. Default: all.
+    regions
+        Regions to take variants from: `"chr"`, `"chr:position"` or `"chr:start-end"`, 1-based, both ends included;
+        `chr1` and `1` are the same. Default: everywhere.
+    variants
+        Variants to take, by id or name: a list, or a file of one a line. Default: all.
+    maf
+        Least frequency of a variant's rarer allele among the donors written, from 0 to 0.5. Default: any.
+    max_missing
+        Largest part of these donors whose call may be missing, from 0 to 1. Default: any.
+    multiallelic
+        Records with several ALT alleles: `"split"` them into one variant per ALT allele, or `"error"`.
+    read_dosages
+        Read dosages (float32) of a file that may hold hard calls too. Default: hard calls (int8) but of a `.bgen`.
+    layout
+        How hard calls are stored: `"packed"`, two bits each; `"plain"`, as a matrix `X` that anndata reads as such; or
+        `"both"`. Default: packed, but plain where a call is above 2.
+    dosage_type
+        How dosages are stored: `"float32"`, `"float16"`, or `"uint8"`, steps of 1/127 that are off by 1/254 at the
+        most. Default: as they come.
     donor_map
         Renames donors of the cells to genotype ids: a mapping, or the path of a table of two tab-separated columns, the
         id in the cells and the new id. Ids that it does not name stay. Several may become one.
@@ -128,8 +155,10 @@ def prepare(
         If a source does not exist.
     FileExistsError
         If `out` exists, and is not a study or `overwrite` is not set.
+    ImportError
+        If a file needs a library that is not installed; the error names the extra.
     KeyError
-        If a donor column, layer or column of obs does not exist.
+        If a donor column, layer, column of obs, sample, chromosome or variant does not exist.
     ValueError, TypeError
         If a source is not what it should be; if donor ids are missing, repeated or of an unusable type; if no donor of
         the cells has genotypes; if the budget is too small.
@@ -139,6 +168,7 @@ def prepare(
     if budget <= _LIBRARIES:
         raise ValueError(f"memory must be more than the 1 GB that Python and its libraries take, got {memory!r}.")
     free = budget - _LIBRARIES
+    selection = Selection.checked(samples=samples, regions=regions, variants=variants, maf=maf, max_missing=max_missing)
     if isinstance(obs_columns, str):
         raise TypeError(f"obs_columns must be a list of names, got the text {obs_columns!r}; use [{obs_columns!r}].")
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
@@ -151,41 +181,58 @@ def prepare(
         raise ValueError("only_donors_with_cells=True chooses among genotypes, but there are none. Leave it out.")
 
     with ExitStack() as stack:
-        rows = open_rows(genotypes, layer=genotype_layer, id_by=id_by)
-        if rows is not None and rows is not genotypes:  # a store that the user has opened stays open
-            stack.callback(rows.close)
+        panel = open_panel(
+            genotypes,
+            genotype_layer=genotype_layer,
+            id_by=id_by,
+            selection=selection,
+            multiallelic=multiallelic,
+            read_dosages=read_dosages,
+            layout=layout,
+            dosage_type=dosage_type,
+        )
+        if panel is not None:
+            stack.callback(panel.close)
         raw = open_cell_sources(cell_sources, layer=layer, donor_key=donor_key, columns=obs_columns)
         table = harmonise_cells(raw, donor_map=renames, memory=free)
-        if rows is not None and not np.isin(table.donors, rows.ids).any():
-            raise ValueError(explain_no_overlap(list(table.donors), list(rows.ids)))
-        chosen = _choose_rows(rows, table.donors, only_donors_with_cells=only_donors_with_cells)
+        if panel is not None and not np.isin(table.donors, panel.ids).any():
+            raise ValueError(explain_no_overlap(list(table.donors), list(panel.ids)))
 
         folder = stack.enter_context(staged_folder(out, overwrite=overwrite, is_ours=is_study))
-        with _progress_bar(progress, "cells", table.n_obs) as on_rows:
+        with progress_bar(progress, "writing cells", table.n_obs) as on_rows:
             written = collect_cells(table, folder / _CELLS, memory=free, seed=int(seed), on_rows=on_rows)
         if bags:
-            with _progress_bar(progress, "bags", table.n_obs) as on_rows:
+            with progress_bar(progress, "writing bags", table.n_obs) as on_rows:
                 collect_cells(table, folder / _BAGS, memory=free, seed=int(seed), grouped=True, on_rows=on_rows)
         counts = None
-        if rows is not None and chosen is not None:
-            with _progress_bar(progress, "donors", len(chosen)) as on_rows:
-                counts = write_genotypes(rows, folder / _GENOTYPES, rows=chosen, memory=free, on_rows=on_rows)
-        report = _report(table, written, rows, counts, renames)
+        if panel is not None:
+            only = table.donors if only_donors_with_cells else None
+            counts = panel.write(folder / _GENOTYPES, only=only, memory=free, progress=progress)
+        report = report_study(table, written, panel, counts, renames)
         meta = {
             "format": STUDY_FORMAT,
             "version": STUDY_VERSION,
             "donor_key": table.donor_key,
             "cells": _CELLS,
             "bags": _BAGS if bags else None,
-            "genotypes": None if rows is None else _GENOTYPES,
+            "genotypes": None if panel is None else _GENOTYPES,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "created_with": {"python": sys.version.split()[0]} | {name: _version(name) for name in _PACKAGES},
-            "sources": describe_sources(raw, genotypes, rows),
+            "sources": describe_sources(raw, genotypes, panel),
             "settings": {
                 "layer": layer,
                 "obs_columns": None if obs_columns is None else list(obs_columns),
                 "genotype_layer": genotype_layer,
                 "id_by": id_by,
+                "samples": _as_given(samples, selection.samples),
+                "regions": [region.text for region in selection.regions] or None,
+                "variants": _as_given(variants, selection.variants),
+                "maf": maf,
+                "max_missing": max_missing,
+                "multiallelic": multiallelic,
+                "read_dosages": read_dosages,
+                "layout": layout,
+                "dosage_type": dosage_type,
                 "donor_map": str(donor_map) if isinstance(donor_map, str | Path) else renames or None,
                 "only_donors_with_cells": only_donors_with_cells,
                 "bags": bags,
@@ -198,85 +245,9 @@ def prepare(
     return open_study(out)
 
 
-def _choose_rows(
-    rows: GenotypeRows | None, donors: NDArray[np.object_], *, only_donors_with_cells: bool
-) -> NDArray[np.int64] | None:
-    if rows is None:
-        return None
-    return np.flatnonzero(np.isin(rows.ids, donors)) if only_donors_with_cells else np.arange(len(rows.ids))
-
-
-def _report(
-    table: CellTable,
-    written: WrittenCells,
-    rows: GenotypeRows | None,
-    counts: GenotypeCounts | None,
-    renames: Mapping[str, str],
-) -> Report:
-    cells = report_cells(
-        table.cells_per_donor,
-        genes=len(table.var),
-        dtype=table.dtype.name,
-        layout="csr" if table.sparse else "dense",
-        whole_numbers=written.whole_numbers,
-        datasets=written.n_datasets,
-    )
-    notes = _notes(table, renames)
-    if counts is not None and counts.repeated_names:
-        notes.append(f"{counts.repeated_names:,} variants have the name of another variant: choose these by position.")
-    if rows is None or counts is None:
-        return Report(cells=cells, notes=notes)
-    if counts.n_donors < len(rows.ids):
-        notes.append(f"Genotypes of {len(rows.ids) - counts.n_donors:,} donors without cells were left out.")
-    absent = ~np.isin(table.donors, rows.ids)
-    return Report(
-        cells=cells,
-        genotypes=GenotypesReport(
-            donors=counts.n_donors,
-            variants=counts.n_variants,
-            dtype=counts.dtype,
-            missing_call_rate=counts.missing_calls / (counts.n_donors * counts.n_variants),
-            counted=counts.counted,
-        ),
-        without_genotypes=Names.of(table.donors[absent]),
-        cells_without_genotypes=int(table.cells_per_donor[absent].sum()),
-        without_cells=Names.of(sorted(rows.ids[~np.isin(rows.ids, table.donors)])),
-        notes=notes,
-    )
-
-
-def _notes(table: CellTable, renames: Mapping[str, str]) -> list[str]:
-    notes = []
-    if number := table.genes_not_everywhere:
-        notes.append(
-            f"{number:,} of {len(table.var):,} genes are not in every source; cells of the others have 0 there."
-        )
-    dtypes = sorted({source.X.dtype.name for source in table.sources})
-    if len(dtypes) > 1:
-        notes.append(f"X is {' and '.join(dtypes)} in the sources; stored as {table.dtype.name}, without loss.")
-    if number := table.repeated_names:
-        notes.append(f"{number:,} cells have the name of another cell; a number was appended to theirs.")
-    if table.incomplete_columns:
-        notes.append(f"Columns of obs that some source lacks, missing there: {shorten(table.incomplete_columns, 12)}.")
-    if renames:
-        notes.append(f"Donors that the donor map renamed: {len(renames) - len(table.unused_renames):,}.")
-    if table.unused_renames:
-        notes.append(f"Entries of the donor map that no cell has: {shorten(table.unused_renames, 12)}.")
-    return notes
-
-
-@contextmanager
-def _progress_bar(show: bool | None, unit: str, total: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on standard error while the block runs; its callback may be called from any thread."""
-    if not (sys.stderr.isatty() if show is None else show):
-        yield None
-        return
-    # the stream itself, as annbatch's own bars are kept off standard error meanwhile
-    console = Console(file=sys.stderr)
-    columns = (TextColumn(f"writing {unit}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bar:
-        task = bar.add_task(unit, total=total)
-        yield lambda number: bar.advance(task, number)
+def _as_given(given: Any, names: tuple[str, ...] | None) -> str | list[str] | None:
+    """Names as a list, or the file they are in."""
+    return str(given) if isinstance(given, str | Path) else None if names is None else list(names)
 
 
 def _version(package: str) -> str | None:

@@ -122,6 +122,7 @@ def _from_group(group: Any, name: str) -> Dataset:
         columns=tuple(str(c) for c in obs.attrs.get("column-order", ())),
         n_obs=(index if isinstance(index, zarr.Array) else index["values"]).shape[0],  # a group: nullable strings
         var_names=_names(ad.io.read_elem(var[var.attrs["_index"]])),
+        read_var=lambda: ad.io.read_elem(var),
         nodes=(group,),
     )
 
@@ -146,6 +147,7 @@ def _from_anndata(adata: ad.AnnData, name: str) -> Dataset:
         columns=tuple(adata.obs.columns),
         n_obs=adata.n_obs,
         var_names=_names(adata.var_names),
+        read_var=lambda: adata.var,
         nodes=() if backed is None else (backed,),
     )
 

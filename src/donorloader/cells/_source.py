@@ -44,6 +44,8 @@ class Dataset:
         Rows of ``obs``.
     var_names
         (n_genes,) names of the variables.
+    read_var
+        Reads the annotation of the variables.
     nodes
         The zarr nodes that it reads, to tell local from remote; empty in memory.
     """
@@ -54,6 +56,7 @@ class Dataset:
     columns: tuple[str, ...]
     n_obs: int
     var_names: NDArray[np.object_]
+    read_var: Callable[[], pd.DataFrame]
     nodes: tuple[Any, ...] = ()
 
 
@@ -141,6 +144,10 @@ class CellSource:
             to="torch" if preload_to_gpu else None,
         )
         return loader.add_datasets([d.X for d in self.datasets])
+
+    def var(self) -> pd.DataFrame:
+        """Annotation of the genes."""
+        return self.datasets[0].read_var()
 
     def column(self, name: str) -> pd.Series:
         """One column of ``obs`` over all datasets; a categorical gets one code per category everywhere.

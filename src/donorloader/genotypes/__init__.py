@@ -1,16 +1,25 @@
 """Donor-keyed rows: readers, the store, and the rows of each batch. Knows no cells."""
 
-from ._rows import GenotypeRows
+from ._encoding import Encoder, Encoding, MissingCalls, make_encoder
+from ._frequencies import frequencies
+from ._rows import Columns, GenotypeRows
 from ._store import GenotypeStore, open_genotypes
 from ._stream import GenotypeBatch, plan_windows, stream_genotypes
-from ._table import DonorTable
+from ._table import DonorTable, ReadCounts
 from ._variants import resolve_variants
 
 __all__ = [
+    "Columns",
     "DonorTable",
+    "Encoder",
+    "Encoding",
     "GenotypeBatch",
     "GenotypeRows",
     "GenotypeStore",
+    "MissingCalls",
+    "ReadCounts",
+    "frequencies",
+    "make_encoder",
     "open_genotypes",
     "plan_windows",
     "resolve_variants",

@@ -15,10 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MISSING", "gather_packed", "pack_rows", "pack_variants", "packed_width", "unpack_rows"]
-
-#: Code of a missing call.
-MISSING = 3
+__all__ = ["count_packed", "gather_packed", "pack_rows", "pack_variants", "packed_width", "unpack_rows"]
 
 
 def packed_width(n_variants: int) -> int:
@@ -120,6 +117,21 @@ def gather_packed(
         _gather_slice(packed, rows, columns.start, alike, by_variant, out)
     else:
         _gather_columns(packed, rows, columns, alike, by_variant, out)
+
+
+def count_packed(packed: NDArray[np.uint8], called: NDArray[np.int32], total: NDArray[np.int32]) -> None:
+    """Add the calls of packed rows to what was counted before.
+
+    Parameters
+    ----------
+    packed
+        (n_rows, width) uint8.
+    called
+        (n_variants,) int32, gains the number of rows whose call is there.
+    total
+        (n_variants,) int32, gains the sum of their calls.
+    """
+    _count_packed(packed, called, total)
 
 
 # Packed bytes that are taken apart at a time, into memory that stays in the first-level cache.
@@ -241,6 +253,32 @@ def _gather_columns(packed, rows, columns, values, by_variant, out):  # type: ig
             for j in range(begin, end):
                 codes[j - begin] = (row[columns[j] >> 2] >> 2 * (columns[j] & 3)) & 3
             _look_up(codes[: end - begin], values, by_variant, begin, out[i, begin:end])
+
+
+# Rows that are counted in single bytes: twice as many must not overflow one.
+_ROWS = 127
+
+
+@numba.njit(nogil=True, cache=True)
+def _count_packed(packed, called, total):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    m = called.size
+    words = np.empty(_BYTES, dtype=np.uint32)
+    codes = words.view(np.uint8)
+    missing, copies = np.empty(4 * _BYTES, dtype=np.uint8), np.empty(4 * _BYTES, dtype=np.uint8)
+    for first in range(0, packed.shape[1], _BYTES):
+        size = min(_BYTES, packed.shape[1] - first)
+        stop = min(4 * size, m - 4 * first)
+        for top in range(0, packed.shape[0], _ROWS):
+            n = min(_ROWS, packed.shape[0] - top)
+            missing[:], copies[:] = 0, 0
+            for i in range(top, top + n):
+                _take_apart(packed[i, first : first + size], words)
+                for j in range(4 * size):
+                    missing[j] += codes[j] == 3
+                    copies[j] += 0 if codes[j] == 3 else codes[j]
+            for j in range(stop):
+                called[4 * first + j] += n - missing[j]
+                total[4 * first + j] += copies[j]
 
 
 @numba.njit(nogil=True, cache=True)

@@ -17,6 +17,7 @@ from annbatch import DatasetCollection
 from donorloader._ids import as_text, duplicates, shorten
 from donorloader._zarr import local_pipeline, open_group
 
+from ._packed import CALLS_KEY, DOSAGES_KEY, DosageMatrix, PackedMatrix
 from ._rows import Matrix, MemoryMatrix, SparseMatrix, StackedMatrix, StoredMatrix
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ class GenotypeStore:
         """The whole matrix where it is a numpy array already, so that nobody holds it twice."""
         matrix = self._matrix
         return matrix.array if isinstance(matrix, MemoryMatrix) and matrix.dtype == self.dtype else None
+
+    @property
+    def packed(self) -> PackedMatrix | None:
+        """The matrix where its calls are packed at two bits, so that they need not be unpacked to be held."""
+        return self._matrix if isinstance(self._matrix, PackedMatrix) else None
 
     def read(self, rows: NDArray[np.int64], columns: Columns) -> NDArray[Any]:
         """Genotypes of some donors.
@@ -220,13 +226,12 @@ def _from_anndata(adata: ad.AnnData, layer: str | None) -> GenotypeStore:
 
 
 def _from_group(group: Any, name: str, layer: str | None, close: Callable[[], None] | None = None) -> GenotypeStore:
-    if missing := [key for key in ("X", "obs", "var") if key not in group]:
+    packed = layer is None and isinstance(group, zarr.Group) and _packed(group) is not None
+    needed = ("obs", "var") if packed else ("X", "obs", "var")
+    if missing := [key for key in needed if key not in group]:
         raise ValueError(f"An AnnData store has X, obs and var, but {name} lacks {', '.join(missing)}.")
     if layer is not None and layer not in group.get("layers", {}):
         raise KeyError(f"{name} has no layer {layer!r}, only {shorten(group.get('layers', {}))}.")
-    with local_pipeline(group) if isinstance(group, zarr.Group) else nullcontext():
-        node = group["X"] if layer is None else group["layers"][layer]
-        X = ad.io.sparse_dataset(node) if node.attrs.get("encoding-type") in ("csr_matrix", "csc_matrix") else node
     obs, var = group["obs"], group["var"]
     ids = as_text(ad.io.read_elem(obs[obs.attrs["_index"]]), f"obs_names of {name}")
     index = var[var.attrs["_index"]]
@@ -237,9 +242,26 @@ def _from_group(group: Any, name: str, layer: str | None, close: Callable[[], No
             return _text(values)
         return _text(ad.io.read_elem(index))[columns]
 
+    with local_pipeline(group) if isinstance(group, zarr.Group) else nullcontext():
+        if packed:
+            key, matrix_of = _packed(group)  # type: ignore[misc] # packed says that there is one
+            n_variants = index.shape[0] if isinstance(index, zarr.Array) else len(_text(ad.io.read_elem(index)))
+            matrix: Matrix = matrix_of(group["obsm"][key], name, n_variants)
+        else:
+            node = group["X"] if layer is None else group["layers"][layer]
+            sparse = node.attrs.get("encoding-type") in ("csr_matrix", "csc_matrix")
+            matrix = _matrix(ad.io.sparse_dataset(node) if sparse else node, name)
     return GenotypeStore(
-        name, _matrix(X, name), ids, lambda: ad.io.read_elem(var), read_names, lambda: ad.io.read_elem(obs), close
+        name, matrix, ids, lambda: ad.io.read_elem(var), read_names, lambda: ad.io.read_elem(obs), close
     )
+
+
+def _packed(group: zarr.Group) -> tuple[str, type[PackedMatrix | DosageMatrix]] | None:
+    """The packed genotypes of an AnnData store, which are read in place of X where it has them."""
+    obsm: Any = group.get("obsm", {})
+    kinds: tuple[tuple[str, type[PackedMatrix | DosageMatrix]], ...]
+    kinds = ((CALLS_KEY, PackedMatrix), (DOSAGES_KEY, DosageMatrix))
+    return next((kind for kind in kinds if kind[0] in obsm), None)
 
 
 def _matrix(X: Any, name: str) -> Matrix:

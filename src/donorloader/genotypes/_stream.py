@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from donorloader._buffers import BufferPool
     from donorloader.samplers import DonorRequest
 
-    from ._table import DonorTable, WindowTable
+    from ._table import DonorTable, WindowRows
 
 __all__ = ["GenotypeBatch", "plan_windows", "stream_genotypes"]
 
@@ -46,18 +46,41 @@ class GenotypeBatch:
 
 
 def plan_windows(
-    requests: Iterable[DonorRequest], table: DonorTable | None, pool: BufferPool
-) -> Iterator[tuple[DonorRequest, WindowTable | None]]:
-    """Each window's donor request with the rows of its donors."""
-    previous: WindowTable | None = None
-    for request in requests:
-        window = None if table is None else table.window(request["requests"], previous, pool)
-        yield request, window
-        previous = window
+    requests: Iterable[DonorRequest],
+    table: DonorTable | None,
+    trace: Callable[[], Iterable[DonorRequest]],
+    donor_rows: Literal["batch", "window"],
+) -> Iterator[tuple[DonorRequest, WindowRows | None]]:
+    """Each donor request with the rows of its donors.
+
+    Parameters
+    ----------
+    requests
+        The donors of each load request to come.
+    table
+        The rows; `None` without genotypes.
+    trace
+        Plans the same requests, and those of the next pass after them; called where rows do not stay, so that their
+        order matters.
+    donor_rows
+        Where one load request's rows are more than the budget holds, those of its batches are read one after the other,
+        unless its batches share them.
+    """
+    if table is None:
+        yield from ((request, None) for request in requests)
+        return
+    order = _Order() if table.resident else _Order.of(trace(), table, donor_rows)
+    rows = table.begin(lambda: order.donors, order.largest)
+    try:
+        for whole in requests:
+            for request in _by_batch(whole) if order.by_batch else (whole,):
+                yield request, rows.request(request["requests"])
+    finally:
+        rows.close()
 
 
 def stream_genotypes(
-    windows: Iterable[tuple[DonorRequest, WindowTable | None]],
+    windows: Iterable[tuple[DonorRequest, WindowRows | None]],
     table: DonorTable | None,
     pool: BufferPool,
     donor_rows: Literal["batch", "window"],
@@ -76,3 +99,50 @@ def stream_genotypes(
                 features = None if window is None else window.gather(split, pool)
             rows = None if table is None else table.rows[batch]
             yield GenotypeBatch(batch, rows, features, index, in_bags)
+        if window is not None:
+            window.release()
+        del window  # its rows may be given up while the next request is waited for
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The donors of the requests to come.
+
+    Attributes
+    ----------
+    donors
+        Distinct codes of each request; none where their order does not matter.
+    largest
+        Donors of the largest one.
+    by_batch
+        Whether each batch is a request of its own.
+    """
+
+    donors: Sequence[NDArray[np.int32]] = ()
+    largest: int = 0
+    by_batch: bool = False
+
+    @classmethod
+    def of(cls, requests: Iterable[DonorRequest], table: DonorTable, donor_rows: Literal["batch", "window"]) -> _Order:
+        by_window, by_batch, largest = [], [], 0
+        for request in requests:
+            donors = request["requests"].astype(np.int32)
+            by_window.append(donors)
+            by_batch += [np.unique(donors[split]) for split in request["splits"]]
+            largest = max(largest, donors.size)
+        if donor_rows == "window" or table.fits(largest):
+            return cls(by_window, largest)
+        return cls(by_batch, max(donors.size for donors in by_batch), by_batch=True)
+
+
+def _by_batch(request: DonorRequest) -> Iterator[DonorRequest]:
+    """A load request as one request for each of its batches."""
+    bags: Sequence[Any] = request["bags"] or [None] * len(request["splits"])
+    for split, donor_idx, in_bags in zip(request["splits"], request["donor_idx"], bags, strict=True):
+        donors, position = np.unique(request["requests"][split], return_inverse=True)  # bags may share a donor
+        yield {
+            "requests": donors,
+            "splits": [position],
+            "donor_idx": [donor_idx],
+            "bags": None if in_bags is None else [in_bags],
+        }

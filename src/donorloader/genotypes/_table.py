@@ -1,4 +1,4 @@
-"""The genotype rows of the donors in use: resident where they fit the budget, else read window by window."""
+"""The genotype rows of the donors in use: resident where they fit the budget, else cached for what is needed next."""
 
 from __future__ import annotations
 
@@ -8,40 +8,80 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._cache import NextUse, RowCache
+from ._forms import row_form
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
 
     from donorloader._buffers import BufferPool
 
+    from ._cache import Slots
+    from ._encoding import Encoder
     from ._rows import Columns
     from ._store import GenotypeStore
 
-__all__ = ["DonorTable", "WindowTable"]
+__all__ = ["DonorTable", "PassRows", "ReadCounts", "WindowRows"]
 
 
-@dataclass(frozen=True)
-class WindowTable:
-    """Rows of at least the donors of one window.
+@dataclass
+class ReadCounts:
+    """What was read of the genotypes.
 
     Attributes
     ----------
-    donors
-        (n_window_donors,) int64 codes of the window's donors, ascending.
-    values
-        (n_rows, n_variants) C-contiguous genotypes. Never handed to a user: batches get copies.
-    slots
-        (n_window_donors,) int64, the row of `values` of each donor.
+    needed
+        Rows that requests asked for.
+    read
+        Rows that were read for them; the others were at hand.
+    read_bytes
+        What was read, as it is held. Unit: bytes.
     """
 
+    needed: int = 0
+    read: int = 0
+    read_bytes: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Part of the rows asked for that were at hand; 1 if none were asked for."""
+        return 1 - self.read / self.needed if self.needed else 1.0
+
+
+@dataclass(frozen=True)
+class WindowRows:
+    """Rows of the donors of one request.
+
+    Attributes
+    ----------
+    table
+        The table that they are of.
+    donors
+        (n,) int64 codes, ascending.
+    values
+        Rows as they are held. Never handed to a user: batches get copies.
+    slots
+        (n,) int64, the row of `values` of each donor.
+    held
+        Keeps the slots as they are.
+    """
+
+    table: DonorTable
     donors: NDArray[np.int64]
     values: NDArray[Any]
     slots: NDArray[np.int64]
+    held: Slots | None = None
 
     def gather(self, split: NDArray[np.int64], pool: BufferPool) -> NDArray[Any]:
-        """Rows of some of the window's donors, by position in `donors`, as an array of the caller's own."""
-        out = pool.empty((split.size, self.values.shape[1]), self.values.dtype)
-        # "clip" writes straight into `out`; "raise" would go through a copy. Slots are in range by construction.
-        return np.take(self.values, self.slots[split], axis=0, out=out, mode="clip")
+        """Rows of some of the donors, by position in `donors`, as an array of the caller's own."""
+        return self.table.encode(self.values, self.slots[split], self.donors[split], pool)
+
+    def release(self) -> None:
+        """The rows are not needed for this request any more."""
+        if self.held is not None:
+            self.held.release()
 
 
 class DonorTable:
@@ -56,83 +96,186 @@ class DonorTable:
     rows
         (n_codes,) int64, the row of `store` of each donor code; -1 for a donor without one, which gets a row of NaN.
     memory
-        Budget for rows that stay. Unit: bytes.
-    nan
-        Whether rows may be NaN, so that the values must be floats, whether or not a donor lacks its row.
+        Budget for rows. 0: those of the largest request, and no more. Unit: bytes.
+    encoder
+        What a batch's rows become.
 
     Attributes
     ----------
-    dtype
-        The store's, but float32 for an integer store if `nan`, as integers have no NaN.
     resident
-        Whether all rows stay once they are read. Otherwise a window's rows are read for it, those that the window
-        before had too being kept; two windows are held.
+        Whether all rows stay once they are read.
     """
 
     def __init__(
-        self, store: GenotypeStore, columns: Columns, rows: NDArray[np.int64], *, memory: int, nan: bool = False
+        self, store: GenotypeStore, columns: Columns, rows: NDArray[np.int64], *, memory: int, encoder: Encoder
     ):
         self.store, self.columns, self.rows = store, columns, rows
-        self.n_variants = columns.stop - columns.start if isinstance(columns, slice) else columns.size
-        absent = rows < 0
-        self.dtype = np.dtype(np.float32) if nan and store.dtype.kind != "f" else store.dtype
-        self.row_bytes = self.n_variants * self.dtype.itemsize
+        self.encoder = encoder
+        self.n_variants, self.dtype = encoder.n_variants, encoder.dtype
+        self.counts = ReadCounts()
+        self._absent = rows < 0
         self._lock = threading.Lock()
         self._values: NDArray[Any] | None = None
+        self._idle: RowCache | None = None
+        self._form = row_form(store, columns, self.n_variants)
+        self._row_bytes = self._form.width * self._form.dtype.itemsize
         whole = store.in_memory
-        all_columns = isinstance(columns, slice) and columns == slice(0, store.n_variants)
-        if (
-            whole is not None
-            and whole.flags.c_contiguous
-            and all_columns
-            and self.dtype == store.dtype
-            and not absent.any()
-        ):
-            self.resident = True
-            self._values, self._slots, self._have = whole, rows, np.ones(rows.size, dtype=bool)
+        if whole is not None and whole.flags.c_contiguous and _is_all(columns, store.n_variants):
+            # absent donors are given any row, and NaN as it is handed out
+            self.resident, self._values, self._slots = True, whole, rows.clip(min=0)
+            self._have = np.ones(rows.size, dtype=bool)
             return
-        self.resident = rows.size * self.row_bytes <= memory
+        self.resident = rows.size * self._row_bytes <= memory
         self._slots = np.arange(rows.size, dtype=np.int64)
-        self._have = np.zeros(rows.size, dtype=bool)
+        self._have = self._absent.copy()
+        self._capacity = min(rows.size, memory // self._row_bytes)
+        self._keeps_nothing = memory == 0
 
     def batches_ahead(self, wanted: int, batch_size: int | None) -> int:
         """How many batches of gathered rows may wait: enough to stay ahead, within a budget however wide they are."""
         rows = min(self.rows.size, batch_size or self.rows.size)
-        return max(2, min(wanted, _GATHERED_BYTES // (rows * self.row_bytes)))
+        row_bytes = self.dtype.itemsize * int(np.prod(self.encoder.shape))
+        return max(2, min(wanted, _GATHERED_BYTES // (rows * row_bytes)))
 
-    def window(self, donors: NDArray[np.int64], previous: WindowTable | None, pool: BufferPool) -> WindowTable:
-        """Rows of the given donor codes (ascending), read where they are not at hand."""
+    def begin(self, trace: Callable[[], Sequence[NDArray[np.integer[Any]]]], largest: int) -> PassRows:
+        """Rows for a pass.
+
+        Parameters
+        ----------
+        trace
+            Gives the distinct donors of each request to come, of this pass and, as far as known, of the next one.
+        largest
+            Donors of the largest request.
+
+        Raises
+        ------
+        ValueError
+            If they do not fit the budget.
+        """
         if self.resident:
-            return WindowTable(donors, self._resident_rows(donors), self._slots[donors])
-        values = pool.empty((donors.size, self.n_variants), self.dtype)
-        at_hand = np.zeros(donors.size, dtype=bool)
-        if previous is not None:
-            place = np.searchsorted(previous.donors, donors).clip(max=previous.donors.size - 1)
-            at_hand = previous.donors[place] == donors
-            values[at_hand] = previous.values[previous.slots[place[at_hand]]]
-        self._read_into(values, np.flatnonzero(~at_hand), donors[~at_hand])
-        return WindowTable(donors, values, np.arange(donors.size, dtype=np.int64))
+            return PassRows(self, None, None)
+        self.check_fits(largest)
+        capacity = largest if self._keeps_nothing else self._capacity
+        with self._lock:
+            cache, self._idle = self._idle, None
+        if cache is None or cache.in_use or len(cache.values) != capacity:
+            # a pass beside this one has it, or rows of one that was cut short are still held
+            cache = RowCache(self.rows.size, capacity, self._form.width, self._form.dtype)
+        return PassRows(self, cache, NextUse(trace(), self.rows.size))
 
-    def _resident_rows(self, donors: NDArray[np.int64]) -> NDArray[Any]:
+    def fits(self, n_donors: int) -> bool:
+        """Whether the rows of so many donors fit the budget at once."""
+        return self.resident or self._keeps_nothing or n_donors <= self._capacity
+
+    def check_fits(self, n_donors: int) -> None:
+        """Refuse requests that the budget does not hold."""
+        if not self.fits(n_donors):
+            raise ValueError(
+                f"genotype_memory must hold the rows of one batch: {n_donors:,} donors × {self._row_bytes:,} bytes, "
+                f"{n_donors * self._row_bytes:,} in all, but it holds {self._capacity:,} rows. Give more memory, "
+                "choose fewer variants, or use smaller batches."
+            )
+
+    def resident_rows(self, donors: NDArray[np.int64]) -> WindowRows:
+        """Rows of donors, read where they are not at hand, to stay."""
         with self._lock:  # two passes may run side by side
             if self._values is None:
-                self._values = np.empty((self.rows.size, self.n_variants), dtype=self.dtype)
+                self._values = np.empty((self.rows.size, self._form.width), dtype=self._form.dtype)
             missing = donors[~self._have[donors]]
+            self.counts.needed += donors.size
             if missing.size:
-                self._read_into(self._values, missing, missing)
+                self.read_into(self._values, missing, missing)
                 self._have[missing] = True
-            return self._values
+            return WindowRows(self, donors, self._values, self._slots[donors])
 
-    def _read_into(self, values: NDArray[Any], slots: NDArray[np.int64], donors: NDArray[np.int64]) -> None:
+    def rows_now(self, donors: NDArray[np.int64], pool: BufferPool) -> NDArray[Any]:
+        """Rows of a few donors as a batch brings them, read for this once where rows do not stay."""
+        if self.resident:
+            return self.resident_rows(donors).gather(np.arange(donors.size), pool)
+        values = np.empty((donors.size, self._form.width), dtype=self._form.dtype)
+        self.counts.needed += donors.size
+        self.read_into(values, np.arange(donors.size), donors)
+        return self.encode(values, np.arange(donors.size), donors, pool)
+
+    def read_into(self, values: NDArray[Any], slots: NDArray[np.int64], donors: NDArray[np.int64]) -> None:
         """Read the rows of donors into slots, in pieces so that the reader's copy stays small."""
-        rows = self.rows[donors]
-        values[slots[rows < 0]] = np.nan if self.dtype.kind == "f" else 0  # integers never have absent donors
-        slots, rows = slots[rows >= 0], rows[rows >= 0]
-        step = max(1, _READ_BYTES // max(1, self.n_variants * self.store.dtype.itemsize))
+        there = ~self._absent[donors]
+        slots, rows = slots[there], self.rows[donors[there]]
+        step = max(1, _READ_BYTES // max(1, self._form.read_bytes))
         order = np.argsort(rows, kind="stable")
         for start in range(0, rows.size, step):
             piece = order[start : start + step]
-            values[slots[piece]] = self.store.read(rows[piece], self.columns)
+            values[slots[piece]] = self._form.read(rows[piece])
+        self.counts.read += rows.size
+        self.counts.read_bytes += rows.size * self._row_bytes
+
+    def encode(
+        self, values: NDArray[Any], slots: NDArray[np.int64], donors: NDArray[np.int64], pool: BufferPool
+    ) -> NDArray[Any]:
+        """Rows of `values` as a batch brings them.
+
+        Raises
+        ------
+        ValueError
+            If a call is missing that must not be.
+        """
+        out = pool.empty((slots.size, *self.encoder.shape), self.dtype)
+        absent = self._absent[donors]
+        found = self._form.gather(values, slots, self.encoder, out, pool)
+        if found is not None and absent.any():  # rows of donors without genotypes hold anything
+            found = self._first_missing(values, slots[~absent], pool)
+            donors = donors[~absent]
+        if found is not None:
+            donor, variant = self.store.ids[self.rows[donors[found[0]]]], self.encoder.name(int(found[1]))
+            raise ValueError(
+                f"missing_calls='error' allows no missing call, but donor {donor!r} has none of variant {variant!r}. "
+                "Choose another policy, or leave out variants with missing calls."
+            )
+        if absent.any():
+            out[absent] = np.nan
+        return out
+
+    def _first_missing(
+        self, values: NDArray[Any], slots: NDArray[np.int64], pool: BufferPool
+    ) -> NDArray[np.int64] | None:
+        out = pool.empty((slots.size, *self.encoder.shape), self.dtype)
+        return self._form.gather(values, slots, self.encoder, out, pool)
+
+    def give_back(self, cache: RowCache) -> None:
+        """A pass is over: the next one begins with its rows."""
+        with self._lock:
+            self._idle = cache
+
+
+class PassRows:
+    """The rows of one pass, request by request in the order of its trace."""
+
+    def __init__(self, table: DonorTable, cache: RowCache | None, next_use: NextUse | None):
+        self._table, self._cache, self._next_use = table, cache, next_use
+
+    def request(self, donors: NDArray[np.int64]) -> WindowRows:
+        """Rows of the given donor codes (ascending), read where they are not at hand."""
+        if self._cache is None or self._next_use is None:
+            return self._table.resident_rows(donors)
+        self._next_use.pass_over(donors)
+        held, missing = self._cache.request(donors, self._next_use)
+        self._table.counts.needed += donors.size
+        try:
+            self._table.read_into(self._cache.values, held.index[missing], donors[missing])
+        except BaseException:
+            self._cache.forget(donors[missing])
+            raise
+        return WindowRows(self._table, donors, self._cache.values, held.index, held)
+
+    def close(self) -> None:
+        """The pass is over."""
+        if self._cache is not None:
+            self._table.give_back(self._cache)
+            self._cache = None
+
+
+def _is_all(columns: Columns, n_variants: int) -> bool:
+    return isinstance(columns, slice) and columns == slice(0, n_variants)
 
 
 # Read at once into a copy, and gathered rows that may wait for the loop. Unit: bytes.

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import anndata as ad
 import numpy as np
 import pandas as pd
 import zarr
-from zarr.codecs import BloscCodec
+
+from ._frequencies import FREQUENCY
+from ._packed import CALLS_KEY
+from ._packing import packed_width
+from ._write_rows import CallCounts, DosageArray, PackedArray, PlainArray, shard_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,13 +23,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ._rows import GenotypeRows
+    from ._write_rows import StoredArray
 
-__all__ = ["GenotypeCounts", "count_missing", "counted_allele", "describe_variants", "write_genotypes"]
+__all__ = [
+    "DosageType",
+    "GenotypeCounts",
+    "Layout",
+    "check_layout",
+    "count_missing",
+    "counted_allele",
+    "describe_variants",
+    "write_genotypes",
+]
 
-# Target sizes of one chunk and of one shard of X, in bytes before compression. A chunk is what one row costs to read,
-# so it is small; a shard is one file, so it is large.
-_CHUNK_BYTES = 512 * 2**10
-_SHARD_BYTES = 64 * 2**20
+Layout = Literal["packed", "plain", "both"]
+DosageType = Literal["float32", "float16", "uint8"]
 
 # Of the memory that is granted, a block of rows may take this part: the source's own copy while it reads, and the shard
 # being compressed, come on top. The variants' annotation is held whole, and copied as it is written.
@@ -74,6 +86,8 @@ def write_genotypes(
     *,
     rows: NDArray[np.int64] | None = None,
     memory: int,
+    layout: Layout | None = None,
+    dosage_type: DosageType | None = None,
     on_rows: Callable[[int], None] | None = None,
 ) -> GenotypeCounts:
     """Write donors × variants as an AnnData zarr store (v3) in chunks of whole rows.
@@ -81,25 +95,32 @@ def write_genotypes(
     Parameters
     ----------
     source
-        Where the rows come from. Negative integers count as missing and become -1; NaN stays NaN.
+        Where the rows come from. Negative integers count as missing and become -1; NaN stays NaN. One with an attribute
+        `packed`, the (n_donors, width) packed calls, has these copied.
     path
         The store to make; must not exist.
     rows
         Positions of the donors to write, in this order. `None`: all.
     memory
         Bytes that blocks of rows may take. [Unit: byte]
+    layout
+        `"packed"`: calls at two bits; `"plain"`: values as `X`; `"both"`. Default: packed where the source holds
+        integers and none of them is above 2, plain otherwise.
+    dosage_type
+        How floats are stored: `"float32"`, `"float16"`, or `"uint8"` for steps of 1/127. Default: as they are.
     on_rows
         Called with the number of donors just written.
 
     Raises
     ------
     ValueError
-        If there is no donor or no variant, or one row alone does not fit `memory`.
+        If there is no donor or no variant, one row alone does not fit `memory`, or the layout cannot hold the values.
     """
     rows = np.arange(len(source.ids)) if rows is None else np.asarray(rows)
     n_donors, n_variants = len(rows), source.n_variants
     if not n_donors or not n_variants:
         raise ValueError(f"Genotypes need donors and variants, but these are {n_donors:,} × {n_variants:,}.")
+    check_layout(source.dtype, layout, dosage_type)
     var = describe_variants(source.var())
     row_bytes = n_variants * np.dtype(source.dtype).itemsize
     var_bytes = int(_PEAK_PER_VAR * var.memory_usage(deep=True).sum())
@@ -110,39 +131,32 @@ def write_genotypes(
             f"The memory budget is too small for these genotypes: a donor's row and the names of {n_variants:,} "
             f"variants take {needed:,} bytes, and {max(memory, 0):,} are left. Give more memory."
         )
-    dtype = _stored_dtype(source, rows, block_rows)
-    chunk_rows, shard_rows = _chunk_and_shard(n_donors, n_variants * dtype.itemsize, block_rows)
-    block_rows = block_rows // shard_rows * shard_rows
-
     group = zarr.open_group(str(path), mode="w-", zarr_format=3)
     obs = source.obs().iloc[rows].set_axis(pd.Index(source.ids[rows], dtype=object), axis=0)
+    ad.io.write_elem(group, "/", ad.AnnData(obs=obs, var=pd.DataFrame(index=var.index[:0])))
+    pack = layout in ("packed", "both") or (layout is None and source.dtype.kind in "iub")
+    try:
+        counts, dtype = _write_rows(source, group, rows, block_rows, pack, layout, dosage_type, on_rows)
+    except _TooLarge as error:
+        if layout is not None:
+            raise ValueError(f"{error} They cannot be packed: use layout='plain'.") from None
+        del group[f"obsm/{CALLS_KEY}"]
+        on_rows = None  # they were counted
+        counts, dtype = _write_rows(source, group, rows, block_rows, False, layout, dosage_type, on_rows)
+    if (frequencies := counts.frequencies()) is not None:
+        var[FREQUENCY] = frequencies.astype(np.float32)
+    var["missing_rate"] = (1 - counts.called / n_donors).astype(np.float32)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Variable names are not unique")  # the report says so
-        ad.io.write_elem(group, "/", ad.AnnData(obs=obs, var=var))
-    counted, repeated = counted_allele(var), int(var.index.duplicated().sum())
-    del var
-    values = group.create_array(
-        "X",
-        shape=(n_donors, n_variants),
-        chunks=(chunk_rows, n_variants),
-        shards=(shard_rows, n_variants),
-        dtype=dtype,
-        compressors=[BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle")],
-        fill_value=0,
-        attributes={"encoding-type": "array", "encoding-version": "0.2.0"},
-        overwrite=True,
+        ad.io.write_elem(group, "var", var)
+    return GenotypeCounts(
+        n_donors,
+        n_variants,
+        dtype.name,
+        n_donors * n_variants - int(counts.called.sum(dtype=np.int64)),
+        counted_allele(var),
+        int(var.index.duplicated().sum()),
     )
-    missing = 0
-    for start in range(0, n_donors, block_rows):
-        block = _clean(source.read(rows[start : start + block_rows], slice(0, n_variants)))
-        for first in range(0, len(block), shard_rows):
-            shard = block[first : first + shard_rows].astype(dtype, copy=False)
-            missing += count_missing(shard)
-            values[start + first : start + first + len(shard)] = shard
-            if on_rows is not None:
-                on_rows(len(shard))
-        del block
-    return GenotypeCounts(n_donors, n_variants, dtype.name, missing, counted, repeated)
 
 
 def describe_variants(var: pd.DataFrame) -> pd.DataFrame:
@@ -180,13 +194,84 @@ def counted_allele(var: pd.DataFrame) -> str:
     return "unknown" if (counted == "unknown").all() else "differs by variant"
 
 
+class _TooLarge(ValueError):
+    """A call above 2, which two bits do not hold."""
+
+
+def check_layout(dtype: np.dtype[Any], layout: Layout | None, dosage_type: DosageType | None) -> None:
+    """Refuse a layout that cannot hold genotypes of a type; parameters as for :func:`write_genotypes`."""
+    for name, value, choices in (
+        ("layout", layout, get_args(Layout)),
+        ("dosage_type", dosage_type, get_args(DosageType)),
+    ):
+        if value is not None and value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, or None, got {value!r}.")
+    kind = np.dtype(dtype).kind
+    if kind not in "iufb":
+        raise ValueError(f"Genotypes must be integers or floats, but these are {dtype}.")
+    if dosage_type is not None and kind != "f":
+        raise ValueError(
+            f"dosage_type={dosage_type!r} says how to store dosages, but these are {dtype}: leave it out, or use "
+            "read_dosages=True where the file has them."
+        )
+    if kind == "f" and layout in ("packed", "both"):
+        raise ValueError(
+            f"layout={layout!r} packs hard calls, but these are {dtype}. Leave it out, convert them to int8, or use "
+            "dosage_type='uint8' for dosages at eight bits."
+        )
+
+
+def _write_rows(
+    source: GenotypeRows,
+    group: zarr.Group,
+    rows: NDArray[np.int64],
+    block_rows: int,
+    pack: bool,
+    layout: Layout | None,
+    dosage_type: DosageType | None,
+    on_rows: Callable[[int], None] | None,
+) -> tuple[CallCounts, np.dtype[Any]]:
+    """All rows into the arrays that the layout asks for; what was counted, and the type that they read as."""
+    shape = (len(rows), source.n_variants)
+    arrays: list[StoredArray] = []
+    dtype: np.dtype[Any] = np.dtype(np.int8)
+    if pack:
+        arrays.append(PackedArray(group, shape, shard_rows(shape[0], packed_width(shape[1]), 4 * block_rows)))
+    if dosage_type == "uint8":
+        dtype = np.dtype(np.float32)
+        arrays.append(DosageArray(group, shape, shard_rows(shape[0], shape[1], block_rows)))
+    elif not pack or layout == "both":
+        dtype = np.dtype(dosage_type) if dosage_type else _stored_dtype(source, rows, block_rows)
+        shard = shard_rows(shape[0], shape[1] * dtype.itemsize, block_rows)
+        arrays.append(PlainArray(group, shape, dtype, shard))
+    packed = getattr(source, "packed", None) if pack and len(arrays) == 1 else None
+    counts = CallCounts(shape[1])
+    for start in range(0, len(rows), block_rows):
+        chosen = rows[start : start + block_rows]
+        if packed is not None:
+            block = packed[chosen]
+            counts.add_packed(block)
+            arrays[0].write(block)
+        else:
+            block = _clean(source.read(chosen, slice(0, shape[1])))
+            if pack and block.max() > 2:
+                raise _TooLarge(f"Calls at two bits are 0, 1, 2 or missing, but some are {block.max()}.")
+            counts.add(block)
+            for array in arrays:
+                array.write(array.encode(block))
+        if on_rows is not None:
+            on_rows(len(block))
+        del block
+    for array in arrays:
+        array.finish()
+    return counts, dtype
+
+
 def _stored_dtype(source: GenotypeRows, rows: NDArray[np.int64], block_rows: int) -> np.dtype[Any]:
     """int8 for integers that fit it, which takes one pass over integers of another type; floats stay as they are."""
     dtype = np.dtype(source.dtype)
     if dtype.kind == "b" or dtype == np.int8:
         return np.dtype(np.int8)
-    if dtype.kind not in "iuf":
-        raise ValueError(f"Genotypes must be integers or floats, but these are {dtype}.")
     if dtype.kind == "f":
         return dtype
     for start in range(0, len(rows), block_rows):
@@ -194,13 +279,6 @@ def _stored_dtype(source: GenotypeRows, rows: NDArray[np.int64], block_rows: int
         if block.max() > np.iinfo(np.int8).max:
             return dtype
     return np.dtype(np.int8)
-
-
-def _chunk_and_shard(n_donors: int, row_bytes: int, block_rows: int) -> tuple[int, int]:
-    """Rows of one chunk and of one shard: the shard a multiple of the chunk, within one block of rows."""
-    chunk = max(1, min(_CHUNK_BYTES // row_bytes, n_donors, block_rows))
-    shard = max(1, min(_SHARD_BYTES // row_bytes, n_donors, block_rows) // chunk) * chunk
-    return chunk, shard
 
 
 def _clean(block: NDArray[Any]) -> NDArray[Any]:

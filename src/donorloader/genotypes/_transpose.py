@@ -1,0 +1,300 @@
+"""Variants in blocks → rows of donors: a file of genotypes turned by way of a scratch file, in bounded memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._packing import gather_packed, pack_variants, packed_width
+from ._selection import Filter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Self
+
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from ._rows import Columns
+    from ._selection import Selection
+    from .readers import VariantReader
+
+__all__ = ["TransposedRows", "transpose"]
+
+# Of the memory that is granted: blocks of variants while they are read, of which there are up to three copies (as the
+# library reads them, as the filter looks at them, those that pass); and the scratch, where it fits.
+_BLOCK_PART, _SCRATCH_PART = 0.1, 0.25
+# Larger blocks are not read faster. [Unit: byte]
+_BLOCK_BYTES = 32 * 2**20
+# Packed bytes hold calls of four variants each.
+_PER_BYTE = 4
+
+_VALUES = np.array([0, 1, 2, -1], dtype=np.int8)
+
+
+class TransposedRows:
+    """Donor rows of a file of genotypes, see :class:`GenotypeRows`. Made by :func:`transpose`.
+
+    Attributes
+    ----------
+    packed
+        (n_donors, packed_width(n_variants)) uint8, the rows at two bits a call; `None` for dosages and larger counts.
+    notes
+        What was found and left out on the way, a sentence each.
+    """
+
+    def __init__(
+        self,
+        ids: NDArray[np.object_],
+        obs: pd.DataFrame,
+        var: pd.DataFrame,
+        scratch: _Scratch,
+        *,
+        packed: bool,
+        notes: list[str],
+    ) -> None:
+        self.ids = ids
+        self.n_variants = len(var)
+        self.dtype = np.dtype(np.int8) if packed else scratch.array.dtype
+        self._array: NDArray[Any] | None = scratch.array
+        self.packed: NDArray[np.uint8] | None = self._array if packed else None
+        self.notes = notes
+        self._scratch = scratch
+        self._obs, self._var = obs, var
+
+    def read(self, rows: NDArray[np.int64], columns: Columns) -> NDArray[Any]:
+        """C-contiguous (len(rows), n_columns) values, see :class:`GenotypeRows`."""
+        if self._array is None:
+            raise ValueError("These rows are closed: their scratch file is gone.")
+        rows = np.asarray(rows, dtype=np.int64)
+        if isinstance(columns, slice):
+            columns = slice(*columns.indices(self.n_variants))
+        if self.packed is None:
+            block: NDArray[Any] = self._array[rows][:, columns]
+            self._scratch.forget_pages()
+            return np.ascontiguousarray(block)
+        n_columns = columns.stop - columns.start if isinstance(columns, slice) else columns.size
+        out = np.empty((rows.size, n_columns), dtype=np.int8)
+        gather_packed(self.packed, rows, columns, _VALUES, out)
+        self._scratch.forget_pages()
+        return out
+
+    def names(self, columns: Columns) -> NDArray[np.object_]:
+        """Names of variants: the index of `var()`."""
+        return np.asarray(self._var.index.to_numpy(dtype=object)[columns], dtype=object)
+
+    def var(self) -> pd.DataFrame:
+        """Variants that were kept: `chrom`, `pos`, `a0`, `a1`, `counted`, `id`."""
+        return self._var
+
+    def obs(self) -> pd.DataFrame:
+        """Donors that were kept."""
+        return self._obs
+
+    def close(self) -> None:
+        """Remove the scratch file; reading then raises. May be called again."""
+        self._array = self.packed = None
+        self._scratch.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def transpose(
+    reader: VariantReader,
+    scratch: Path,
+    *,
+    samples: NDArray[np.int64],
+    selection: Selection,
+    memory: int,
+    on_variants: Callable[[int], None] | None = None,
+) -> TransposedRows:
+    """Read the chosen variants of a file once, block by block, and keep them by donor.
+
+    Calls of up to two copies are kept at two bits each, so that what has to be turned is a quarter of the matrix;
+    dosages, and calls of more copies, as they are.
+
+    Parameters
+    ----------
+    reader
+        The file.
+    scratch
+        A file to make if the turned matrix does not fit its part of the memory. It is removed when the rows are closed.
+    samples
+        (n_donors,) positions of the donors to keep, ascending: frequencies are computed over these.
+    selection
+        Which variants to keep.
+    memory
+        What blocks and scratch may take together. [Unit: byte]
+    on_variants
+        Called with the number of variants just read.
+
+    Returns
+    -------
+    Rows that are to be closed.
+
+    Raises
+    ------
+    KeyError, ValueError
+        If the selection names what is not there or leaves nothing, or the file cannot be read.
+    """
+    var = reader.var()
+    chosen, notes = selection.choose_variants(var, reader.path)
+    plain = reader.dtype.kind == "f"
+    while True:
+        turn = _Turn(reader, samples, selection, memory)
+        try:
+            store = _Scratch(scratch, samples.size, chosen.size, None if not plain else reader.dtype, memory)
+            try:
+                kept = turn.run(chosen, store, on_variants)
+            except BaseException:
+                store.close()
+                raise
+        except _MoreThanTwoCopiesError:
+            plain, on_variants = True, None  # again, into a byte a call; the bar has been there
+            continue
+        break
+    if not kept.size:
+        store.close()
+        raise ValueError(
+            f"The filters leave none of the variants of {str(reader.path)!r}. {' '.join(turn.filter.notes)} "
+            "Loosen maf or max_missing."
+        )
+    store.narrow(kept.size)
+    notes += [*reader.notes, *turn.filter.notes]
+    if kept.size < len(var):
+        var = var.iloc[kept]
+        for column in var.columns[var.dtypes == "category"]:
+            var = var.assign(**{column: var[column].cat.remove_unused_categories()})
+    obs = reader.obs().iloc[samples]
+    return TransposedRows(reader.ids[samples], obs, var, store, packed=not plain, notes=notes)
+
+
+class _MoreThanTwoCopiesError(Exception):
+    """Two bits hold counts up to 2."""
+
+
+class _Turn:
+    """One pass over the file."""
+
+    def __init__(self, reader: VariantReader, samples: NDArray[np.int64], selection: Selection, memory: int) -> None:
+        self.reader, self.samples = reader, samples
+        self.filter = Filter(selection)
+        row_bytes = samples.size * reader.dtype.itemsize
+        fitting = min(_BLOCK_BYTES, int(_BLOCK_PART * memory)) // row_bytes
+        if fitting < _PER_BYTE:
+            raise ValueError(
+                f"The memory budget is too small for these genotypes: calls of {samples.size:,} donors need "
+                f"{int(_PER_BYTE * row_bytes / _BLOCK_PART):,} bytes, and {max(memory, 0):,} are left. "
+                "Give more memory."
+            )
+        step = reader.granule if reader.granule <= fitting else _PER_BYTE
+        self.block_variants = fitting // step * step
+
+    def run(
+        self, chosen: NDArray[np.int64], store: _Scratch, on_variants: Callable[[int], None] | None
+    ) -> NDArray[np.int64]:
+        """Fill the store; positions of the variants that pass the filter."""
+        kept: list[NDArray[np.int64]] = []
+        done = 0  # variants in the store
+        rest: NDArray[Any] | None = None  # passed, but too few to fill a byte
+        for start in range(0, chosen.size, self.block_variants):
+            variants = chosen[start : start + self.block_variants]
+            block = self.reader.read_block(variants, self.samples)
+            values = block.values
+            if not self.filter.idle:
+                passes = self.filter.passes(block)
+                values, passed = values[passes], variants[passes]
+            else:
+                passed = variants
+            kept.append(passed)
+            if rest is not None and rest.size:
+                values = np.concatenate([rest, values])
+            last = start + self.block_variants >= chosen.size
+            whole = len(values) if last or not store.packed else len(values) // _PER_BYTE * _PER_BYTE
+            store.write(done, values[:whole])
+            done += whole
+            rest = values[whole:].copy()
+            del block, values
+            if on_variants is not None:
+                on_variants(len(variants))
+        return np.concatenate(kept)
+
+
+class _Scratch:
+    """(n_donors, width) of packed bytes or plain values, in memory if it fits its part of it, else in a file."""
+
+    def __init__(self, path: Path, n_donors: int, n_variants: int, dtype: np.dtype[Any] | None, memory: int) -> None:
+        self.packed = dtype is None
+        shape = (n_donors, packed_width(n_variants) if dtype is None else n_variants)
+        dtype = np.dtype(np.uint8) if dtype is None else dtype
+        n_bytes = shape[0] * shape[1] * dtype.itemsize
+        self._path = path
+        self._map: mmap.mmap | None = None
+        if n_bytes <= _SCRATCH_PART * memory:
+            self.array: NDArray[Any] = np.empty(shape, dtype=dtype)
+            return
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            _reserve(descriptor, n_bytes)
+            self._map = mmap.mmap(descriptor, n_bytes)
+        except BaseException:
+            path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        self.array = np.frombuffer(self._map, dtype=dtype).reshape(shape)
+
+    def write(self, start: int, values: NDArray[Any]) -> None:
+        """Put variant-major values where the given variant begins."""
+        if not len(values):
+            return
+        if self.packed:
+            if values.max() > 2:
+                raise _MoreThanTwoCopiesError
+            first = start // _PER_BYTE
+            pack_variants(values, self.array[:, first : first + packed_width(len(values))])
+        else:
+            self.array[:, start : start + len(values)] = values.T
+        self.forget_pages()
+
+    def narrow(self, n_variants: int) -> None:
+        """Move rows together once it is known that fewer variants passed than there was room for."""
+        width = packed_width(n_variants) if self.packed else n_variants
+        n_donors, room = self.array.shape
+        if width == room:
+            return
+        flat = self.array.reshape(-1)
+        for row in range(1, n_donors):  # upwards, so that no row is overwritten before it has moved
+            flat[row * width : (row + 1) * width] = self.array[row, :width].copy()
+        self.array = flat[: n_donors * width].reshape(n_donors, width)
+        self.forget_pages()
+
+    def forget_pages(self) -> None:
+        """Let the system count the pages of the file as its cache, not as our memory; what is in them stays."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        """Remove the file."""
+        self.array = np.empty((0, 0), dtype=np.uint8)
+        if self._map is not None:
+            self._map = None  # closed with the last array that shows it
+            self._path.unlink(missing_ok=True)
+
+
+def _reserve(descriptor: int, n_bytes: int) -> None:
+    """Take the room on the disk now: a write to a mapped page finds none with a signal that ends the process."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, n_bytes)
+        return
+    zeros = bytes(2**20)
+    while n_bytes > 0:
+        n_bytes -= os.write(descriptor, zeros[: min(len(zeros), n_bytes)])

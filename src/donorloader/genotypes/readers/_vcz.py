@@ -1,0 +1,159 @@
+"""VCF Zarr (`.vcz`), as bio2zarr and sgkit write it: hard calls or dosages, read with zarr."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import zarr
+
+from ._reader import VariantBlock, check_ids, damaged, empty_obs
+from ._records import Haploid, split_records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from ._reader import Multiallelic
+
+__all__ = ["VczReader"]
+
+# Fill of a call of fewer copies than others.
+_NO_COPY = -2
+
+_NEEDED = ("variant_position", "variant_contig", "contig_id", "variant_allele", "sample_id")
+
+
+class VczReader:
+    """A VCF Zarr store, https://github.com/sgkit-dev/vcf-zarr-spec, in zarr format 2 or 3.
+
+    A call is the number of copies of the ALT allele in `call_genotype`, phased or not; -1 where any copy is missing.
+
+    Parameters
+    ----------
+    path
+        The store's folder.
+    multiallelic
+        What becomes of records with several ALT alleles.
+    read_dosages
+        Read `call_DS` (float32, NaN where missing) in place of `call_genotype`.
+
+    Raises
+    ------
+    ValueError
+        If the folder is no such store, lacks an array, or names a donor twice.
+    """
+
+    def __init__(self, path: Path, *, multiallelic: Multiallelic = "split", read_dosages: bool = False) -> None:
+        self.path = path
+        self.dtype: np.dtype[Any] = np.dtype(np.float32 if read_dosages else np.int8)
+        self._haploid = Haploid()
+        with damaged(path, "VCF Zarr"):
+            group: Any = zarr.open_group(str(path), mode="r")
+        field = "call_DS" if read_dosages else "call_genotype"
+        if absent := [name for name in (field, *_NEEDED) if name not in group]:
+            raise ValueError(
+                f"VCF Zarr has the arrays {', '.join((field, *_NEEDED))}, but {str(path)!r} lacks {', '.join(absent)}."
+                + (" Leave read_dosages out for hard calls." if field == "call_DS" and field in absent else "")
+            )
+        with damaged(path, "VCF Zarr"):
+            self._calls: Any = group[field]
+            ids = _texts(group["sample_id"])
+            contigs = _texts(group["contig_id"])
+            alleles = _texts(group["variant_allele"])
+            names = _texts(group["variant_id"]) if "variant_id" in group else np.full(len(alleles), ".", dtype=object)
+            chrom = pd.Categorical.from_codes(np.asarray(group["variant_contig"][:], dtype=np.int64), contigs)
+            pos = np.asarray(group["variant_position"][:], dtype=np.int64)
+        self.ids = check_ids(ids, path)
+        n_records = self._calls.shape[0]
+        if self._calls.shape[1] != ids.size or {len(alleles), len(names), len(pos), len(chrom)} != {n_records}:
+            raise ValueError(
+                f"The arrays of {str(path)!r} do not fit together: {field} is of {n_records:,} variants × "
+                f"{self._calls.shape[1]:,} donors, but there are {len(pos):,} positions and {ids.size:,} ids. "
+                "Write the store again."
+            )
+        names[names == ""] = "."
+        self._records = split_records(
+            path,
+            chrom=chrom,
+            pos=pos,
+            ids=names,
+            ref=pd.Categorical(alleles[:, 0]),
+            alts=[tuple(alt for alt in row if alt not in ("", ".")) for row in alleles[:, 1:]],
+            multiallelic=multiallelic,
+        )
+        self.n_variants = len(self._records.var)
+        self.granule = int(self._calls.chunks[0])
+
+    @property
+    def notes(self) -> list[str]:
+        """On records of several ALT alleles, and on haploid calls read so far."""
+        return [*self._records.notes, *self._haploid.notes]
+
+    def var(self) -> pd.DataFrame:
+        """Variants; `a1` is ALT, `a0` REF."""
+        return self._records.var
+
+    def obs(self) -> pd.DataFrame:
+        """Nothing but ids."""
+        return empty_obs(self.ids)
+
+    def read_block(self, variants: NDArray[np.int64], samples: NDArray[np.int64]) -> VariantBlock:
+        """Calls or dosages, see :class:`VariantReader`."""
+        if self._calls is None:
+            raise ValueError(f"{str(self.path)!r} is closed: open it again.")
+        records, alleles = self._records.record[variants], self._records.allele[variants]
+        values = np.empty((variants.size, samples.size), dtype=self.dtype)
+        copies = np.empty(variants.size, dtype=np.int64) if self.dtype.kind == "i" else None
+        # chunk by chunk, so that no more than one is held beside the values
+        for chunk in np.unique(records // self.granule):
+            mine = np.flatnonzero(records // self.granule == chunk)
+            first, last = int(records[mine[0]]), int(records[mine[-1]])
+            with damaged(self.path, "VCF Zarr"):
+                read = np.asarray(self._calls[first : last + 1])
+            if samples.size < read.shape[1]:
+                read = read[:, samples]
+            if read.shape[0] != mine.size or (records[mine] - first != np.arange(mine.size)).any():
+                read = read[records[mine] - first]
+            if copies is None:
+                values[mine] = self._dosages(read, alleles[mine])
+            else:
+                values[mine], copies[mine] = self._count(read, alleles[mine], variants[mine])
+        return VariantBlock(values, copies)
+
+    def close(self) -> None:
+        """Let go of the store; reading then raises. May be called again."""
+        self._calls = None
+
+    def _count(
+        self, calls: NDArray[Any], alleles: NDArray[np.int64], variants: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+        counts = np.zeros(calls.shape[:2], dtype=np.int8)
+        missing = np.zeros(calls.shape[:2], dtype=bool)
+        here = np.zeros(calls.shape[:2], dtype=np.int8)
+        for copy in range(calls.shape[2]):
+            one = calls[:, :, copy]
+            counts += one == alleles[:, None]
+            missing |= one == -1
+            here += one != _NO_COPY
+        missing |= here == 0
+        counts[missing] = -1
+        here[missing] = 0
+        fewer = ((here < 2) & ~missing).any(axis=1)
+        self._haploid.add(self._records.var["chrom"].iloc[variants[fewer]])
+        return counts, here.sum(axis=1, dtype=np.int64)
+
+    def _dosages(self, given: NDArray[Any], alleles: NDArray[np.int64]) -> NDArray[np.float32]:
+        if given.ndim == 3:  # one for each ALT allele
+            given = np.take_along_axis(given, (alleles - 1)[:, None, None], axis=2)[:, :, 0]
+        return given.astype(np.float32)
+
+
+def _texts(array: Any) -> NDArray[np.object_]:
+    """An array of texts, of whichever of zarr's types, as `str` objects."""
+    values = np.asarray(array[:])
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8")
+    return np.asarray(values.astype(object), dtype=object)

@@ -1,0 +1,224 @@
+"""The store of genotypes: what is written is read, by us and by anndata; what is damaged is never read as genotypes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import donorloader as dl
+from donorloader.genotypes._packing import unpack_rows
+from donorloader.genotypes._write import write_genotypes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+N_DONORS, N_VARIANTS = 60, 4003
+
+
+def genotypes_of(values: Any) -> ad.AnnData:
+    obs = pd.DataFrame({"sex": np.arange(len(values)) % 2}, index=[f"d{i}" for i in range(len(values))])
+    return ad.AnnData(values, obs=obs, var=pd.DataFrame(index=[f"v{i}" for i in range(values.shape[1])]))
+
+
+def random_calls(shape: tuple[int, int] = (N_DONORS, N_VARIANTS)) -> NDArray[np.int8]:
+    return np.random.default_rng(8).integers(-1, 3, shape, dtype=np.int8)
+
+
+def write(values: Any, path: Path, **options: Any) -> Any:
+    return write_genotypes(dl.open_genotypes(genotypes_of(values)), path, memory=10**8, **options)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store") / "g.zarr"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("donorloader.genotypes._write_rows._SHARD_BYTES", 12_500)
+        patch.setattr("donorloader.genotypes._write_rows._CHUNK_BYTES", 3_100)
+        write(random_calls(), path)
+    return path
+
+
+@pytest.fixture
+def copy(tmp_path: Path, written: Path) -> Path:
+    return shutil.copytree(written, tmp_path / "copy.zarr")
+
+
+def shards(path: Path) -> list[Path]:
+    return sorted((path / "obsm/genotypes_2bit/c").glob("*/0"), key=lambda file: int(file.parent.name))
+
+
+def test_a_last_shard_that_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("donorloader.genotypes._write_rows._SHARD_BYTES", 4 * 500)
+    monkeypatch.setattr("donorloader.genotypes._write_rows._CHUNK_BYTES", 2 * 500)
+    calls = random_calls((9, 2000))
+    write(calls, tmp_path / "g.zarr")
+    array = zarr.open_group(str(tmp_path / "g.zarr"))["obsm/genotypes_2bit"]
+    assert (array.shards[0], array.chunks[0]) == (4, 2)
+    np.testing.assert_array_equal(dl.open_genotypes(tmp_path / "g.zarr").read(np.arange(9), slice(0, 2000)), calls)
+
+
+@pytest.mark.parametrize("layout", ["packed", "plain", "both", None])
+def test_what_is_written_is_read(tmp_path: Path, layout: Any) -> None:
+    calls = random_calls()
+    counts = write(calls, tmp_path / "g.zarr", layout=layout)
+    assert (counts.n_donors, counts.n_variants, counts.dtype) == (*calls.shape, "int8")
+    assert counts.missing_calls == (calls < 0).sum()
+    store = dl.open_genotypes(tmp_path / "g.zarr")
+    assert (store.packed is None) == (layout == "plain")
+    np.testing.assert_array_equal(store.read(np.arange(N_DONORS), slice(0, N_VARIANTS)), calls)
+    rows = np.array([59, 3, 3, 0, 17])
+    for columns in (slice(7, 4002), np.array([4002, 1, 8, 9])):
+        np.testing.assert_array_equal(store.read(rows, columns), calls[rows][:, columns])
+    adata = ad.read_zarr(tmp_path / "g.zarr")
+    assert list(adata.obs["sex"]) == [i % 2 for i in range(N_DONORS)]
+    if layout in ("plain", "both"):
+        np.testing.assert_array_equal(adata.X, calls)
+    if layout != "plain":
+        np.testing.assert_array_equal(unpack_rows(adata.obsm["genotypes_2bit"], N_VARIANTS), calls)
+    there = calls >= 0
+    np.testing.assert_allclose(adata.var["counted_freq"], (calls * there).sum(0) / there.sum(0) / 2, rtol=1e-6)
+    np.testing.assert_allclose(adata.var["missing_rate"], 1 - there.mean(0), rtol=1e-5, atol=1e-7)
+
+
+@settings(max_examples=12)
+@given(n_donors=st.integers(1, 9), n_variants=st.integers(1, 30), seed=st.integers(0, 99), all_missing=st.booleans())
+def test_any_shape(
+    tmp_path_factory: pytest.TempPathFactory, n_donors: int, n_variants: int, seed: int, all_missing: bool
+) -> None:
+    calls = np.random.default_rng(seed).integers(-1, 3, (n_donors, n_variants), dtype=np.int8)
+    if all_missing:
+        calls[:] = -1
+    path = tmp_path_factory.mktemp("any") / "g.zarr"
+    write(calls, path)
+    store = dl.open_genotypes(path)
+    np.testing.assert_array_equal(store.read(np.arange(n_donors), slice(0, n_variants)), calls)
+
+
+def test_integers_of_other_types_are_packed(tmp_path: Path) -> None:
+    calls = random_calls((9, 50))
+    for dtype in (np.int16, np.int64, np.uint8, bool):
+        values = np.abs(calls).astype(dtype) if dtype in (np.uint8, bool) else np.where(calls < 0, -9, calls)
+        write(values.astype(dtype), tmp_path / f"{np.dtype(dtype)}.zarr")
+        store = dl.open_genotypes(tmp_path / f"{np.dtype(dtype)}.zarr")
+        assert store.packed is not None
+        expected = np.where(values.astype(int) < 0, -1, values.astype(int))
+        np.testing.assert_array_equal(store.read(np.arange(9), slice(0, 50)), expected)
+
+
+def test_calls_above_two_stay_plain(tmp_path: Path) -> None:
+    calls = random_calls((30, 50))
+    calls[29, 7] = 4
+    counts = write(calls, tmp_path / "g.zarr")
+    store = dl.open_genotypes(tmp_path / "g.zarr")
+    assert store.packed is None
+    assert counts.missing_calls == (calls < 0).sum()
+    np.testing.assert_array_equal(store.read(np.arange(30), slice(0, 50)), calls)
+    assert "obsm" not in zarr.open_group(tmp_path / "g.zarr") or not list(zarr.open_group(tmp_path / "g.zarr")["obsm"])
+    with pytest.raises(ValueError, match=r"some are 4.*layout='plain'"):
+        write(calls, tmp_path / "packed.zarr", layout="packed")
+
+
+@pytest.mark.parametrize(
+    ("dosages", "dtype", "error"),
+    [
+        (None, "float32", 0),
+        ("float32", "float32", 0),
+        ("float16", "float16", 1e-3),
+        ("uint8", "float32", 1 / 254 + 1e-6),
+    ],
+)
+def test_dosages(tmp_path: Path, dosages: Any, dtype: str, error: float) -> None:
+    values = np.random.default_rng(0).uniform(0, 2, (12, 301)).astype(np.float32)
+    values[3, 5], values[0, 0], values[1, 1] = np.nan, 0, 2
+    write(values, tmp_path / "g.zarr", dosage_type=dosages)
+    store = dl.open_genotypes(tmp_path / "g.zarr")
+    assert store.dtype == dtype
+    for columns in (slice(0, 301), slice(4, 9), np.array([300, 5, 5])):
+        read = store.read(np.array([3, 0, 11]), columns)
+        np.testing.assert_allclose(read, values[[3, 0, 11]][:, columns], atol=error, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "says"),
+    [
+        (np.ones((2, 3), np.float32), {"layout": "packed"}, r"layout='packed' packs hard calls.*float32"),
+        (np.ones((2, 3), np.int8), {"dosage_type": "uint8"}, r"dosage_type=.uint8.*int8: leave it out"),
+        (np.full((2, 3), 2.5, np.float32), {"dosage_type": "uint8"}, r"between 0 and 2, but one is 2.5"),
+    ],
+)
+def test_layouts_that_cannot_be(tmp_path: Path, values: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        write(values, tmp_path / "g.zarr", **options)
+
+
+class TestDamage:
+    """Whatever happens to its files, a store reads right or says which part is damaged."""
+
+    def test_every_byte_of_a_shard_counts(self, copy: Path) -> None:
+        file = shards(copy)[2]
+        whole = file.read_bytes()
+        calls = random_calls()
+        found = 0
+        for at in range(0, len(whole), max(1, len(whole) // 40)):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+            with pytest.raises(ValueError, match=r"damaged: shard obsm/genotypes_2bit/c/2/0"):
+                dl.open_genotypes(copy).read(np.arange(N_DONORS), slice(0, N_VARIANTS))
+            found += 1
+        assert found >= 40
+        file.write_bytes(whole)
+        np.testing.assert_array_equal(dl.open_genotypes(copy).read(np.arange(N_DONORS), slice(0, N_VARIANTS)), calls)
+
+    @pytest.mark.parametrize("left", [0, 1, 100, -1])
+    def test_truncated(self, copy: Path, left: int) -> None:
+        file = shards(copy)[1]
+        file.write_bytes(file.read_bytes()[:left])
+        with pytest.raises(ValueError, match=r"damaged: shard obsm/genotypes_2bit/c/1/0.*prepare"):
+            dl.open_genotypes(copy).read(np.arange(N_DONORS), slice(0, 10))
+
+    def test_through_a_loader(self, copy: Path) -> None:
+        file = shards(copy)[0]
+        file.write_bytes(file.read_bytes()[:-9])
+        cells = ad.AnnData(np.ones((N_DONORS, 1), np.float32))
+        cells.obs["donor_id"] = [f"d{i}" for i in range(N_DONORS)]
+        with dl.DonorLoader(cells, copy) as loader, pytest.raises(ValueError, match=r"shard .*c/0/0") as error:
+            list(loader)
+        assert any("lane 'genotypes'" in note for note in error.value.__notes__)
+
+    def test_lost(self, copy: Path) -> None:
+        shards(copy)[1].unlink()
+        with pytest.raises(ValueError, match=r"not whole: \d+ of its \d+ files are missing"):
+            dl.open_genotypes(copy)
+
+    def test_swapped_array(self, copy: Path) -> None:
+        """Written again without what says how it is packed, as anndata does."""
+        ad.read_zarr(copy)[:, :50].copy().write_zarr(copy.parent / "subset.zarr")
+        with pytest.raises(ValueError, match=r"not what its name says"):
+            dl.open_genotypes(copy.parent / "subset.zarr")
+
+    @pytest.mark.parametrize(
+        ("field", "value", "says"),
+        [
+            ("version", 2, r"has version 2 .*reads version 1"),
+            ("version", None, r"has version None"),
+            ("n_variants", 4000, r"holds 4000 variants .*var has 4,003"),
+            ("format", "other", r"not what its name says"),
+        ],
+    )
+    def test_another_version(self, copy: Path, field: str, value: Any, says: str) -> None:
+        file = copy / "obsm/genotypes_2bit/zarr.json"
+        meta = json.loads(file.read_text())
+        meta["attributes"][field] = value
+        file.write_text(json.dumps(meta))
+        with pytest.raises(ValueError, match=says):
+            dl.open_genotypes(copy)
