@@ -53,6 +53,15 @@ CASES: dict[str, tuple[type, Any]] = {
     "splits left to annbatch": (dl.DonorLoader, lambda: {"batch_sampler": NoSplits(8, 6, 16, shuffle=True)}),
     "dense": (dl.DonorLoader, lambda: {**SMALL, "densify": True}),
     "numpy": (dl.DonorLoader, lambda: {**SMALL, "to": "numpy"}),
+    "rank 1 of 2": (dl.DonorLoader, lambda: {**SMALL, "batch_size": 8, "rank": 1, "world_size": 2}),
+    "rank 2 of 3, of a sampler": (
+        dl.DonorLoader,
+        lambda: {"batch_sampler": RandomSampler(8, 2, 4), "rank": 2, "world_size": 3, "uneven": "pad"},
+    ),
+    "bags of rank 0 of 2": (
+        dl.BagLoader,
+        lambda: {"bags_per_batch": 1, "max_cells": 9, "window_cells": 40, "rank": 0, "world_size": 2},
+    ),
     "bags": (dl.BagLoader, lambda: {"bags_per_batch": 3, "max_cells": 9, "window_cells": 60}),
     "bags larger than a window": (dl.BagLoader, lambda: {"bags_per_batch": 2, "max_cells": None, "window_cells": 11}),
     "bags, balanced": (

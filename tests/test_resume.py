@@ -199,6 +199,7 @@ class TestRefused:
             ({"cells_query": "cell_type == 'B'"}, "cells in use"),
             ({"donors": ["d1", "d3"]}, "cells in use"),
             ({"variants": [0, 1]}, "variants"),
+            ({"genotype_encoding": "dosage"}, r"genotype_encoding .*dtype"),
         ],
     )
     def test_other_settings(self, paths: tuple[str, str], changes: dict[str, Any], named: str) -> None:
@@ -248,6 +249,8 @@ class TestRefused:
             ({"version": "1"}, ValueError, "of version '1'"),
             ({"epoch": -1}, ValueError, "'epoch' must be an integer of at least 0, got -1"),
             ({"batches": 2.0}, ValueError, "'batches' must be an integer of at least 0, got 2.0"),
+            ({"world_size": None}, ValueError, "'world_size' must be an integer"),
+            ({"position": "far"}, ValueError, "'position' must be an integer"),
             ({"batches": 13}, ValueError, "13 batches of an epoch that has 12"),
             ({"of": None}, ValueError, "'of' must say"),
         ],

@@ -80,8 +80,8 @@ class Engine:
         self._source, self._match, self._table, self._options = source, match, table, options
         self._room, self._add_fields = room, add_fields
         self._fills_dense = options.densify and source.sparse and not options.preload_to_gpu
-        self._sampler = EpochSampler(sampler, seed=seed)
-        self._loader = source.loader(self._sampler, preload_to_gpu=options.preload_to_gpu)
+        self._seed = seed
+        self.set_sampler(sampler)
         self._joiner = Joiner(match.codes, match.ids, None if table is None else table.store.ids)
         self._obs = source.obs(options.obs_columns) if options.obs_columns else None
         self._ahead = options.batches_ahead(sampler.batch_size, window_cells)
@@ -100,6 +100,11 @@ class Engine:
     def n_batches(self) -> int:
         """Number of batches of a pass."""
         return self._sampler.n_batches(self._source.n_obs)
+
+    def set_sampler(self, sampler: Sampler) -> None:
+        """Set the order of passes that are begun from now on."""
+        self._sampler = EpochSampler(sampler, seed=self._seed)
+        self._loader = self._source.loader(self._sampler, preload_to_gpu=self._options.preload_to_gpu)
 
     @property
     def sampler(self) -> EpochSampler:

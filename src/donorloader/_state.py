@@ -10,17 +10,18 @@ import numpy as np
 from annbatch.abc import Sampler
 
 from donorloader._ids import shorten
-from donorloader.samplers import replay, request_rows
+from donorloader.samplers import Share, replay, request_rows
 
 if TYPE_CHECKING:
     from donorloader._tables import Tables
 
-__all__ = ["STATE_VERSION", "check_state", "fingerprint"]
+__all__ = ["STATE_VERSION", "check_format", "check_same", "fingerprint"]
 
 #: Version of the format; to be raised with every change of what a field means.
 STATE_VERSION = 1
 
-_COUNTS = ("seed", "epoch", "batches")
+_COUNTS = ("seed", "epoch", "batches", "world_size")
+_COUNTS_OR_NONE = ("position", "num_canonical_shards")
 
 
 def fingerprint(kind: str, tables: Tables, sampler: Sampler, seed: int) -> dict[str, Any]:
@@ -50,6 +51,9 @@ def fingerprint(kind: str, tables: Tables, sampler: Sampler, seed: int) -> dict[
         "donors": _digest(match.ids, match.codes),
         "variants": None if table is None else _digest(table.store.names(table.columns)),
     }
+    if table is not None:
+        encoder = table.encoder
+        fields |= {"genotype_encoding": encoder.encoding, "missing_calls": encoder.missing, "dtype": encoder.dtype.name}
     _describe(sampler, "", fields)
     # the same settings may order otherwise in another version of annbatch or numpy
     first = next(replay(sampler, source.n_obs, seed=seed, epoch=0), None)
@@ -57,22 +61,13 @@ def fingerprint(kind: str, tables: Tables, sampler: Sampler, seed: int) -> dict[
     return fields
 
 
-def check_state(state: Any, expected: Mapping[str, Any], seed: int) -> None:
-    """Check that a state is of this format, and of the data and settings at hand.
-
-    Parameters
-    ----------
-    state
-        What a user loads.
-    expected
-        The :func:`fingerprint` of the loader.
-    seed
-        Its seed.
+def check_format(state: Any) -> None:
+    """Check that something is a state, and of this format.
 
     Raises
     ------
     TypeError, ValueError
-        If it is not a state, is of another version, or is of other data or settings; the message names the fields.
+        If it is not; the message says what it is.
     """
     if not isinstance(state, Mapping) or "version" not in state:
         raise TypeError(f"A state is the dict that state_dict() gives, got {shorten([state])}.")
@@ -84,13 +79,36 @@ def check_state(state: Any, expected: Mapping[str, Any], seed: int) -> None:
             f"This donorloader reads states of format version {STATE_VERSION}, but this one is of version {version!r}. "
             f"{remedy}, or start the epoch anew with set_epoch()."
         )
-    for name in _COUNTS:
+    for name in (*_COUNTS, *_COUNTS_OR_NONE):
         value = state.get(name)
+        if value is None and name in _COUNTS_OR_NONE:
+            continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"The state is damaged: {name!r} must be an integer of at least 0, got {value!r}.")
-    saved = state.get("of")
-    if not isinstance(saved, Mapping):
+    if missing := [name for name in _COUNTS_OR_NONE if name not in state]:
+        raise ValueError(f"The state is damaged: it lacks {shorten(missing)}.")
+    if not isinstance(state.get("of"), Mapping):
         raise ValueError("The state is damaged: 'of' must say of which data and settings it is.")
+
+
+def check_same(state: Mapping[str, Any], expected: Mapping[str, Any], seed: int) -> None:
+    """Check that a state is of the data and settings at hand.
+
+    Parameters
+    ----------
+    state
+        In this format.
+    expected
+        The :func:`fingerprint` of the loader.
+    seed
+        Its seed.
+
+    Raises
+    ------
+    ValueError
+        If it is of other data or settings; the message names the fields.
+    """
+    saved = state["of"]
     pairs = {name: (saved.get(name), expected.get(name)) for name in [*expected, *(saved.keys() - expected.keys())]}
     pairs["seed"] = state["seed"], seed
     differing = [f"{name} ({_told(a)} there, {_told(b)} here)" for name, (a, b) in pairs.items() if a != b]
@@ -117,8 +135,8 @@ def _describe(value: Any, name: str, fields: dict[str, Any]) -> None:
         fields[f"{prefix}sampler"] = type(value).__name__
         for key, part in sorted(vars(value).items()):
             _describe(part, prefix + key.lstrip("_"), fields)
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
+    elif isinstance(value, Mapping | Share):
+        for key, part in (value if isinstance(value, Mapping) else value._asdict()).items():
             _describe(part, f"{prefix}{key}", fields)
     elif value is None or isinstance(value, bool | str):
         fields[name] = value

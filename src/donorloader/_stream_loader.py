@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import IterableDataset, get_worker_info
 
-from donorloader._state import STATE_VERSION, check_state, fingerprint
+from donorloader._state import STATE_VERSION, check_format, check_same, fingerprint
 from donorloader.pipeline import Progress
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from donorloader._engine import Engine
+    from donorloader._ordering import Ordering
     from donorloader._tables import Tables
     from donorloader.genotypes import ReadCounts
     from donorloader.pipeline import PassRecord
@@ -45,13 +46,13 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
     Subclasses make the tables and the engine, and pass them on.
     """
 
-    def __init__(self, tables: Tables, engine: Engine):
+    def __init__(self, tables: Tables, engine: Engine, ordering: Ordering):
         super().__init__()
-        self._tables, self._engine = tables, engine
+        self._tables, self._engine, self._ordering = tables, engine, ordering
         self._progress = Progress()
         self._closed = False
         self._last: PassRecord | None = None
-        self._fingerprint: dict[str, Any] | None = None
+        self._identities: dict[int | None, dict[str, Any]] = {}  # by number of canonical shards
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Begin a new pass: the next epoch."""
@@ -84,7 +85,8 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
 
         After :meth:`load_state_dict`, the epoch of the state is resumed as loaded; any other starts at its beginning.
         """
-        self._progress.choose(check_epoch(epoch))
+        if self._progress.choose(check_epoch(epoch)) and self._ordering.begin_anew():
+            self._engine.set_sampler(self._ordering.sampler)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the latest pass is, for :meth:`load_state_dict` in another process.
@@ -96,18 +98,28 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         Returns
         -------
         Numbers and texts that JSON can hold: ``version`` of the format, ``seed``, ``epoch``, ``batches`` of the epoch
-        that were delivered, and in ``of`` a fingerprint of data and settings.
+        that were delivered, and in ``of`` a fingerprint of data and settings. With several ranks or canonical shards,
+        ``position`` counts the cells, or bags, that all ranks together have delivered, as each rank has at the same
+        step: the states of all ranks are the same.
         """
         epoch, batches = self._progress.position
-        seed, of = self._engine.sampler.seed, dict(self._identity())
-        return {"version": STATE_VERSION, "seed": seed, "epoch": epoch, "batches": batches, "of": of}
+        return {
+            "version": STATE_VERSION,
+            "seed": self._engine.sampler.seed,
+            "epoch": epoch,
+            "batches": batches,
+            "position": self._ordering.position(epoch, batches, len(self)),
+            **self._ordering.settings(),
+            "of": dict(self._identity(self._ordering.n_shards)),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where a state was saved: the next pass is the rest of its epoch, bit for bit.
 
         Passes that run are not touched: call it before ``iter()``. Of load requests whose batches were all delivered,
         neither cells nor genotypes are read. :attr:`epoch` is that of the state from now on, and ``len()`` stays the
-        number of batches of a whole epoch.
+        number of batches of a whole epoch. A state of another number of ranks is taken over where this one divides the
+        canonical shards of the state: the ranks share what is left.
 
         Parameters
         ----------
@@ -117,20 +129,25 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         Raises
         ------
         TypeError, ValueError
-            If it is no state, is of another format version, or was saved with other data or settings; the message
-            names what differs.
+            If it is no state, is of another format version, was saved with other data or settings, or on a number of
+            ranks that this one cannot take over from; the message names what differs.
         """
-        check_state(state_dict, self._identity(), self._engine.sampler.seed)
-        epoch, batches = state_dict["epoch"], state_dict["batches"]
+        check_format(state_dict)
+        shards, epoch, batches = (state_dict[name] for name in ("num_canonical_shards", "epoch", "batches"))
+        self._ordering.check(shards, state_dict["world_size"])
+        check_same(state_dict, self._identity(shards), self._engine.sampler.seed)
+        if state_dict["position"] is not None:
+            batches = self._ordering.resume(shards, epoch, state_dict["position"])
+            self._engine.set_sampler(self._ordering.sampler)
         if batches > len(self):
             raise ValueError(f"The state is damaged: it has {batches:,} batches of an epoch that has {len(self):,}.")
         self._progress.load(epoch, batches)
 
-    def _identity(self) -> dict[str, Any]:
-        if self._fingerprint is None:
-            sampler = self._engine.sampler
-            self._fingerprint = fingerprint(type(self).__name__, self._tables, sampler.sampler, sampler.seed)
-        return self._fingerprint
+    def _identity(self, n_shards: int | None) -> dict[str, Any]:
+        if n_shards not in self._identities:
+            whole, seed = self._ordering.whole(n_shards), self._engine.sampler.seed
+            self._identities[n_shards] = fingerprint(type(self).__name__, self._tables, whole, seed)
+        return self._identities[n_shards]
 
     @property
     def epoch(self) -> int:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from donorloader._engine import Engine
 from donorloader._options import GenotypeOptions, ReadOptions, SamplingOptions
+from donorloader._ordering import Ordering
+from donorloader._ranks import find_ranks
 from donorloader._stream_loader import StreamLoader, check_seed
 from donorloader._tables import open_tables
 from donorloader.samplers import SubsetSampler
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from donorloader._choose import Donors
     from donorloader.genotypes import Encoding, MissingCalls
+    from donorloader.samplers import Share
 
 __all__ = ["DonorLoader"]
 
@@ -105,6 +108,17 @@ class DonorLoader(StreamLoader):
         read while they are used (4 if `densify`, whose windows are read ahead on their own). 0: no threads at all.
     preload_to_gpu
         Passed to annbatch, which then handles X on the GPU by cupy.
+    rank, world_size
+        This process among those that share each epoch: every rank takes other cells, in as many batches. Default: those
+        of ``torch.distributed`` if it is initialised, else of the environment (``RANK`` and ``WORLD_SIZE`` as torchrun
+        sets them, ``SLURM_PROCID`` and ``SLURM_NTASKS``), else one rank.
+    num_canonical_shards
+        Numbers of ranks that divide it have the same cells at each step, and resume each other's states. Default: 64
+        (or a multiple of `world_size` near it), and 16 or more for small data. On one rank, the order is the ordinary
+        one unless it is given.
+    uneven
+        Where the cells do not give all ranks the same number of batches: ``"drop"`` the last ones, fewer than there are
+        ranks and others each epoch, or ``"pad"``, repeating a cell on the ranks that lack one.
     check
         Whether to compare, in every batch, the donor of each cell with the donor whose row it gets. Costs under 1% of
         the time.
@@ -168,6 +182,10 @@ class DonorLoader(StreamLoader):
         densify: bool = False,
         prefetch: int | None = None,
         preload_to_gpu: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        num_canonical_shards: int | None = None,
+        uneven: Literal["drop", "pad"] = "drop",
         check: bool = True,
     ):
         options = ReadOptions.checked(
@@ -196,7 +214,8 @@ class DonorLoader(StreamLoader):
             preload_nchunks=preload_nchunks,
         )
         seed = check_seed(seed)
-        sampler, window_cells = sampling.make(batch_sampler)
+        ranks = find_ranks(rank, world_size, num_canonical_shards, uneven)
+        ordinary, window_cells = sampling.make(batch_sampler)
         tables = open_tables(
             cells,
             genotypes,
@@ -205,8 +224,25 @@ class DonorLoader(StreamLoader):
             cells_query=cells_query,
             genotype_options=chosen,
         )
-        if (used := tables.match.keep) is not None:
-            sampler = SubsetSampler(sampler, used)
+        used = tables.match.keep
+
+        def make(share: Share | None, *, unit: int | None = None, resumed: tuple[int, int] | None = None) -> Sampler:
+            sampler = ordinary
+            if share is not None:
+                sampler = sampling.share(batch_sampler, share, unit=unit, resumed=resumed)
+            return sampler if used is None else SubsetSampler(sampler, used)
+
+        n_used = tables.match.codes.size if used is None else int(used.sum())
         with tables.closed_on_error():
-            engine = Engine(tables, sampler, seed=seed, window_cells=window_cells, options=options)
-        super().__init__(tables, engine)
+            ordering = Ordering(
+                ranks,
+                make,
+                what="cells",
+                total=n_used,
+                unit=batch_size,
+                drop_last=drop_last,
+                most=sampling.most_shards(n_used),
+                elastic=batch_sampler is None,
+            )
+            engine = Engine(tables, ordering.sampler, seed=seed, window_cells=window_cells, options=options)
+        super().__init__(tables, engine, ordering)

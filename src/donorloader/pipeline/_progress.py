@@ -31,11 +31,15 @@ class Progress:
             return self._loaded or (self._next, 0)
         return (record.epoch + 1, 0) if record.finished else (record.epoch, record.skipped + record.delivered)
 
-    def choose(self, epoch: int) -> None:
-        """Let the next pass be that of an epoch: the rest of it, if that is what was loaded, else all of it."""
+    def choose(self, epoch: int) -> bool:
+        """Let the next pass be that of an epoch: the rest of it, if that is what was loaded, else all of it.
+
+        Returns whether it is all of it.
+        """
         if (loaded := self._pending()) is not None and loaded[0] == epoch:
-            return
+            return False
         self._next, self._record, self._loaded = epoch, None, None
+        return True
 
     def load(self, epoch: int, batches: int) -> None:
         """Let the next pass be what an epoch has left after so many batches."""
