@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -222,11 +226,79 @@ def test_batches_are_copied_to_a_device_once(store: Store, monkeypatch: pytest.M
     assert is_on({"donors": batch["unique_donors"], "obs": None}, elsewhere)
 
 
-def test_several_processes_are_refused(store: Store) -> None:
-    data = dl.DonorDataModule(store.cells(3).path)
-    data.trainer = type("Trainer", (), {"world_size": 2})()
-    with pytest.raises(RuntimeError, match="2 processes"):
-        data.train_dataloader()
+def as_rank(rank: int, world_size: int) -> Any:
+    """What a data module asks of a Trainer of several processes."""
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    return SimpleNamespace(global_rank=rank, world_size=world_size, current_epoch=1, strategy=strategy)
+
+
+@pytest.mark.parametrize("bags", [False, True])
+def test_ranks_share_an_epoch(store: Store, bags: bool) -> None:
+    cells = store.cells(3)
+    options = {"bags": True, "bags_per_batch": 2} if bags else {"batch_size": 16}
+    shares: dict[str, list[list[list[int]]]] = {"train": [], "val": []}
+    for rank in range(2):
+        with dl.DonorDataModule(cells.path, split={"train": None, "val": None}, seed=1, **options) as data:
+            assert len(data.loader("train")) == len(data.loader("val"))  # opened before the Trainer is known
+            data.trainer = as_rank(rank, 2)
+            assert not isinstance(data.train_dataloader(), torch.utils.data.DataLoader)
+            for stage, loader in (("train", data.train_dataloader()), ("val", data.val_dataloader())):
+                shares[stage].append([batch["index"].tolist() for batch in loader])
+            with pytest.raises(RuntimeError, match="2 processes"):
+                data.predict_dataloader()
+    for stage, (first, second) in shares.items():
+        assert len(first) == len(second)
+        one, other = ({row for rows in share for row in rows} for share in (first, second))
+        if stage == "val" or not bags:  # of 13 bags, training leaves one out
+            assert one | other == set(range(181))
+        if stage == "train":
+            assert not one & other
+
+
+@pytest.mark.slow
+def test_ddp(store: Store, tmp_path: Path) -> None:
+    """Two processes of a real Trainer: other cells, all of them, and the same model in the end."""
+    script = tmp_path / "train.py"
+    script.write_text(DDP)
+    done = subprocess.run(
+        [sys.executable, script, str(store.cells(3).path), str(tmp_path)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    results = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    for epoch in range(2):
+        one, other = (set(result["rows"][epoch]) for result in results)
+        assert not one & other
+        assert one | other == set(range(181))
+    assert results[0]["rows"][0] != results[0]["rows"][1]
+    assert results[0]["weight"] == results[1]["weight"]
+
+
+DDP = """
+import json, sys
+import torch
+import pytorch_lightning as pl
+import donorloader as dl
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.rows = torch.nn.Linear(11, 1), [[], []]
+    def training_step(self, batch, batch_idx):
+        self.rows[self.current_epoch] += batch["index"].tolist()
+        return self.layer(torch.log1p(batch["X"])).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+pl.seed_everything(0)
+data, model = dl.DonorDataModule(sys.argv[1], batch_size=16, densify=True), Model()
+trainer = pl.Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False,
+)
+trainer.fit(model, datamodule=data)
+with open(f"{sys.argv[2]}/rank{trainer.global_rank}.json", "w") as file:
+    json.dump({"rows": model.rows, "weight": model.layer.weight.tolist()}, file)
+"""
 
 
 @pytest.mark.parametrize(

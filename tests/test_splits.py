@@ -61,6 +61,7 @@ def draws(draw: Any) -> tuple[pd.DataFrame, dict[str, float], int]:
 
 
 class TestDonors:
+    @settings(max_examples=30)
     @given(draws())
     def test_disjoint_and_within_one_donor_of_exact(self, drawn: Any) -> None:
         frame, fractions, seed = drawn
@@ -79,6 +80,7 @@ class TestDonors:
         if sum(fractions.values()) > 1 - 1e-6:
             assert set().union(*parts.values()) == set(frame.index)
 
+    @settings(max_examples=30)
     @given(draws(), st.booleans())
     @pytest.mark.filterwarnings("ignore:Groups stay together")
     def test_families_are_whole_and_no_donor_is_in_two(self, drawn: Any, stratify: bool) -> None:

@@ -37,7 +37,8 @@ class DonorDataModule:
       of the collection, complete.
     - A checkpoint within an epoch has the place in it; ``fit(…, ckpt_path=…)`` goes on with the batch after it.
     - Batches go to the Trainer's device once: on a GPU ahead of the loop, by the loader itself.
-    - Loaders are no torch ``DataLoader``, so no distributed sampler is put into them.
+    - With several processes (DDP), each takes its share of the cells or bags, in as many batches. Loaders are no torch
+      ``DataLoader``, so no distributed sampler is put into them.
 
     Parameters
     ----------
@@ -51,7 +52,8 @@ class DonorDataModule:
         Whether batches are bags.
     loader
         In place of `bags`, a function that makes loaders; it is called with `study`, `genotypes`, and as keywords
-        `donors`, `shuffle`, `drop_last` but for bags, `device`, `seed` and `options`.
+        `donors`, `shuffle`, `drop_last`, `device`, `seed` and `options`; with several processes, `rank`, `world_size`
+        and `uneven` too.
     device
         Where loaders put batches. Default: the Trainer's device where that is a GPU.
     seed, batch_size, drop_last
@@ -66,7 +68,7 @@ class DonorDataModule:
     ValueError
         If a split has another name, or the loader refuses an option.
     RuntimeError
-        If the Trainer has several processes: each would get all cells.
+        If a Trainer with several processes is to predict.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -98,10 +100,11 @@ class DonorDataModule:
             raise ValueError("Bags have bags_per_batch, and no batch_size nor drop_last.")
         self.study, self.genotypes = study, genotypes
         self.parts = {"predict": None, **parts}
+        self._own = loader is None
         self._bags, self._make = bags, loader or (BagLoader if bags else DonorLoader)
         self._device, self._seed, self._drop_last = device, seed, drop_last
         self._options = options if batch_size is None else {"batch_size": batch_size, **options}
-        self._open: dict[str, Any] = {}
+        self._open: dict[str, tuple[Any, Any]] = {}
         super().__init__()  # Lightning's
 
     def loader(self, stage: str) -> Any:
@@ -114,24 +117,41 @@ class DonorDataModule:
         """
         if stage not in self.parts:
             raise KeyError(f"There is no split {stage!r}, only {', '.join(self.parts)}.")
+        place = self._place()
+        if stage in self._open and self._open[stage][0] != place:  # opened before the Trainer was known
+            self._open.pop(stage)[1].close()
         if stage not in self._open:
-            self._open[stage] = self._make_loader(stage)
-        return self._open[stage]
+            self._open[stage] = place, self._make_loader(stage)
+        return self._open[stage][1]
 
     def _make_loader(self, stage: str) -> Any:
         train = stage == "train"
+        (rank, world_size), device = self._place()
         options = self._options if train else {k: v for k, v in self._options.items() if k not in _DRAWS}
         if not self._bags:
             options = {"drop_last": self._drop_last and train, **options}
+        if self._own or world_size > 1:
+            options = {"rank": rank, "world_size": world_size, **options}
+            if not train:
+                options = {"uneven": "pad", **options}
         return self._make(
             self.study,
             self.genotypes,
             donors=self.parts[stage],
             shuffle=train,
-            device=self._choose_device(),
+            device=device,
             seed=self._seed,
             **options,
         )
+
+    def _place(self) -> tuple[tuple[int, int], Any]:
+        """Which of the Trainer's processes this is, and where batches are to go."""
+        trainer = self.trainer
+        if trainer is None:
+            return (0, 1), self._device
+        root = trainer.strategy.root_device
+        device = root if self._device is None and root.type == "cuda" else self._device
+        return (trainer.global_rank, trainer.world_size), device
 
     @property
     def trainer(self) -> Any:
@@ -163,10 +183,10 @@ class DonorDataModule:
 
     def _for_trainer(self, stage: str) -> Any:
         trainer = self.trainer
-        if trainer is not None and trainer.world_size > 1:
+        if stage == "predict" and trainer is not None and trainer.world_size > 1:
             raise RuntimeError(
-                f"This Trainer has {trainer.world_size} processes, and loaders do not share cells among processes: "
-                "each would get all of them. Use devices=1, num_nodes=1."
+                f"Predictions are for every cell once, which {trainer.world_size} processes, some of which repeat a "
+                "cell, do not give. Predict with Trainer(devices=1, num_nodes=1)."
             )
         if stage not in self.parts:
             return []
@@ -189,20 +209,13 @@ class DonorDataModule:
     def close(self) -> None:
         """Close all loaders."""
         while self._open:
-            self._open.popitem()[1].close()
+            self._open.popitem()[1][1].close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    def _choose_device(self) -> Any:
-        trainer = self.trainer
-        if self._device is not None or trainer is None:
-            return self._device
-        root = trainer.strategy.root_device
-        return root if root.type == "cuda" else None
 
 
 class LIVIDataModule(DonorDataModule):
