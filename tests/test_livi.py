@@ -18,7 +18,7 @@ from scipy import sparse
 import donorloader as dl
 from _data import donor_ids
 from donorloader._buffers import BufferPool
-from donorloader.integrations._presence import dense_counts, presence
+from donorloader.integrations._presence import dense_counts, dense_counts_by_torch, presence, presence_by_torch
 
 if TYPE_CHECKING:
     from _data import Cells, Store
@@ -210,7 +210,11 @@ def test_presence_by_numpy(dtype: str, n_variants: int) -> None:
         genotypes[0] = np.linspace(0, 2, n_variants)  # dosages: the nearest count decides
     got = presence(genotypes, rows, fill, BufferPool())
     values = genotypes[rows].astype(float)
-    np.testing.assert_array_equal(got, np.where(values >= 0.5, 1, np.where(values >= 0, 0, fill)).astype(np.float32))
+    expected = np.where(values >= 0.5, 1, np.where(values >= 0, 0, fill)).astype(np.float32)
+    np.testing.assert_array_equal(got, expected)
+    if dtype != "bool":  # as on a GPU
+        by_torch = presence_by_torch(*map(torch.from_numpy, (genotypes, rows, fill)))
+        np.testing.assert_array_equal(by_torch, expected)
 
 
 def test_counts_stored_twice_are_added() -> None:
@@ -219,6 +223,17 @@ def test_counts_stored_twice_are_added() -> None:
     np.testing.assert_array_equal(x, [[3, 0, 0], [0, 0, 3]])
     np.testing.assert_array_equal(sums, [[3], [3]])
     assert bad == -1
+
+
+@pytest.mark.parametrize("densify", [False, True])
+def test_on_a_gpu_by_torch(store: Store, densify: bool) -> None:
+    with dl.DonorLoader(store.cells(3).path, batch_size=64, densify=densify) as loader:
+        batch = next(iter(loader))
+    x, sums = dense_counts_by_torch(batch["X"])
+    expected = store.cells(3).x[batch["index"].numpy()]
+    assert (x.dtype, sums.dtype) == (torch.float32, torch.float32)
+    np.testing.assert_array_equal(x, expected)
+    np.testing.assert_array_equal(sums, expected.sum(axis=1, keepdims=True))
 
 
 class SmallLIVI(torch.nn.Module):

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
     from donorloader._buffers import BufferPool
 
-__all__ = ["count_missing", "dense_counts", "not_a_count", "presence"]
+__all__ = [
+    "count_missing",
+    "dense_counts",
+    "dense_counts_by_torch",
+    "not_a_count",
+    "presence",
+    "presence_by_torch",
+]
 
 
 def presence(
@@ -43,6 +50,12 @@ def presence(
         genotypes = genotypes.astype(np.float32)
     _presence(genotypes, rows, fill, out)
     return out
+
+
+def presence_by_torch(genotypes: torch.Tensor, rows: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
+    """The same as :func:`presence` where the genotypes are, which is the way on a GPU."""
+    carries = torch.where(genotypes >= 0, (genotypes >= 0.5).float(), fill.to(genotypes.device))
+    return carries[rows]
 
 
 def count_missing(genotypes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -89,6 +102,12 @@ def dense_counts(X: Any, pool: BufferPool) -> tuple[NDArray[np.float32], NDArray
     x = pool.empty(array.shape, np.float32)
     x[...] = array
     return x, sums, int(_sum(x, sums))
+
+
+def dense_counts_by_torch(X: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dense counts and their sums where X is, which is the way on a GPU; values are not looked at."""
+    x = (X if X.layout == torch.strided else X.to_dense()).float()
+    return x, x.sum(dim=1, keepdim=True)
 
 
 def not_a_count(values: NDArray[Any]) -> Any:

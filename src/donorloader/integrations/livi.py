@@ -11,7 +11,7 @@ import torch
 from donorloader._buffers import BufferPool
 
 from ._livi_inputs import check_counts, cis_matrix, donor_codes, look_for_missing, no_counts
-from ._presence import dense_counts, not_a_count, presence
+from ._presence import dense_counts, dense_counts_by_torch, not_a_count, presence, presence_by_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -176,8 +176,7 @@ class LIVIBatches:
                 raise no_counts(f"row {int(index[bad])} of the cells", not_a_count(x[bad]))
             counts, size_factor = torch.from_numpy(x), torch.from_numpy(sums)
         else:
-            dense = batch["X"].to_dense() if batch["X"].layout != torch.strided else batch["X"]
-            counts, size_factor = dense.float(), dense.sum(dim=1, keepdim=True, dtype=torch.float32)
+            counts, size_factor = dense_counts_by_torch(batch["X"])
         if self._size_factor is not None:
             size_factor = torch.from_numpy(self._size_factor[index][:, None]).to(device)
         codes = self._code_of[self._tables.match.codes[index]]
@@ -195,9 +194,7 @@ class LIVIBatches:
         if on_cpu:
             values, rows = (a.numpy() if isinstance(a, torch.Tensor) else a for a in (features, donor_idx))
             return torch.from_numpy(presence(values, rows, self._fill, self._pool))
-        fill = torch.from_numpy(self._fill).to(features.device)
-        carries = torch.where(features >= 0, (features >= 0.5).float(), fill)
-        return carries[donor_idx]
+        return presence_by_torch(features, donor_idx, torch.from_numpy(self._fill))
 
     def _covariate(self, name: str) -> NDArray[np.int32]:
         """(n_cells,) codes of a covariate, and its categories noted."""
