@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +14,8 @@ from ._packing import gather_packed, pack_variants, packed_width
 from ._selection import Filter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
     from pathlib import Path
     from typing import Self
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
     from ._rows import Columns
     from ._selection import Selection
-    from .readers import VariantReader
+    from .readers import VariantBlock, VariantReader
 
 __all__ = ["TransposedRows", "transpose"]
 
@@ -29,7 +32,7 @@ __all__ = ["TransposedRows", "transpose"]
 # library reads them, as the filter looks at them, those that pass); and the scratch, where it fits.
 _BLOCK_PART, _SCRATCH_PART = 0.1, 0.25
 # Larger blocks are not read faster. [Unit: byte]
-_BLOCK_BYTES = 32 * 2**20
+_BLOCK_BYTES = 16 * 2**20
 # Packed bytes hold calls of four variants each.
 _PER_BYTE = 4
 
@@ -188,13 +191,14 @@ class _Turn:
         self.reader, self.samples = reader, samples
         self.filter = Filter(selection)
         row_bytes = samples.size * reader.dtype.itemsize
-        fitting = min(_BLOCK_BYTES, int(_BLOCK_PART * memory)) // row_bytes
-        if fitting < _PER_BYTE:
+        granted = int(_BLOCK_PART * memory)
+        if granted < _PER_BYTE * row_bytes:
             raise ValueError(
                 f"The memory budget is too small for these genotypes: calls of {samples.size:,} donors need "
                 f"{int(_PER_BYTE * row_bytes / _BLOCK_PART):,} bytes, and {max(memory, 0):,} are left. "
                 "Give more memory."
             )
+        fitting = max(_PER_BYTE, min(_BLOCK_BYTES, granted // max(1, reader.parallel)) // row_bytes)
         step = reader.granule if reader.granule <= fitting else _PER_BYTE
         self.block_variants = fitting // step * step
 
@@ -205,9 +209,8 @@ class _Turn:
         kept: list[NDArray[np.int64]] = []
         done = 0  # variants in the store
         rest: NDArray[Any] | None = None  # passed, but too few to fill a byte
-        for start in range(0, chosen.size, self.block_variants):
-            variants = chosen[start : start + self.block_variants]
-            block = self.reader.read_block(variants, self.samples)
+        pieces = [chosen[i : i + self.block_variants] for i in range(0, chosen.size, self.block_variants)]
+        for number, (variants, block) in enumerate(zip(pieces, self._read_ahead(pieces), strict=True), start=1):
             values = block.values
             if not self.filter.idle:
                 passes = self.filter.passes(block)
@@ -217,8 +220,7 @@ class _Turn:
             kept.append(passed)
             if rest is not None and rest.size:
                 values = np.concatenate([rest, values])
-            last = start + self.block_variants >= chosen.size
-            whole = len(values) if last or not store.packed else len(values) // _PER_BYTE * _PER_BYTE
+            whole = len(values) if number == len(pieces) or not store.packed else len(values) // _PER_BYTE * _PER_BYTE
             store.write(done, values[:whole])
             done += whole
             rest = values[whole:].copy()
@@ -226,6 +228,24 @@ class _Turn:
             if on_variants is not None:
                 on_variants(len(variants))
         return np.concatenate(kept)
+
+    def _read_ahead(self, pieces: list[NDArray[np.int64]]) -> Iterator[VariantBlock]:
+        """Blocks in order, the next ones being read while one is turned: both let go of Python's lock."""
+        if not self.reader.parallel:
+            yield from (self.reader.read_block(variants, self.samples) for variants in pieces)
+            return
+        ahead: deque[Future[VariantBlock]] = deque()
+        with ThreadPoolExecutor(self.reader.parallel, thread_name_prefix="donorloader-genotypes") as pool:
+            try:
+                for variants in pieces:
+                    ahead.append(pool.submit(self.reader.read_block, variants, self.samples))
+                    if len(ahead) > self.reader.parallel:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
+            finally:
+                for block in ahead:
+                    block.cancel()
 
 
 class _Scratch:
@@ -257,12 +277,16 @@ class _Scratch:
         if not len(values):
             return
         if self.packed:
-            if values.max() > 2:
-                raise _MoreThanTwoCopiesError
             first = start // _PER_BYTE
-            pack_variants(values, self.array[:, first : first + packed_width(len(values))])
+            try:
+                pack_variants(values, self.array[:, first : first + packed_width(len(values))])
+            except ValueError as error:
+                raise _MoreThanTwoCopiesError from error
         else:
-            self.array[:, start : start + len(values)] = values.T
+            place = self.array[:, start : start + len(values)]
+            place[:] = values.T
+            if place.dtype.kind == "i":
+                np.maximum(place, -1, out=place)
         self.forget_pages()
 
     def narrow(self, n_variants: int) -> None:
