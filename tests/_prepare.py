@@ -10,6 +10,7 @@ import numpy as np
 from bed_reader import to_bed
 from scipy import sparse
 
+import donorloader as dl
 from _data import SIZES, cell_table, donor_ids, open_collection, x_values
 
 if TYPE_CHECKING:
@@ -72,3 +73,10 @@ def assert_same_cells(collection: Path, columns: tuple[str, ...] = ("donor_id", 
     for column in columns:
         assert cells.obs[column].astype(str).tolist() == expected[column].tolist()
     return cells
+
+
+def read_genotypes(path: Path) -> ad.AnnData:
+    """A store of genotypes with its values as X, however they are stored."""
+    store = dl.open_genotypes(path)
+    values = store.read(np.arange(store.ids.size), slice(0, store.n_variants))
+    return ad.AnnData(values, obs=store.obs(), var=store.var())

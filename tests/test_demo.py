@@ -14,6 +14,7 @@ from bed_reader import open_bed
 from rich.console import Console
 
 import donorloader as dl
+from _prepare import read_genotypes
 from donorloader.demo import DemoResult, StudySettings, run_demo
 from donorloader.demo._model import CisModel
 from donorloader.demo._simulate import simulate_study
@@ -76,7 +77,7 @@ def test_planted_effects_are_recovered(demo: Demo) -> None:
 
 def test_genotypes_of_other_donors_recover_nothing(demo: Demo) -> None:
     """The same cells, model and genotypes, but each donor has another's row: only the join has changed."""
-    genotypes = ad.read_zarr(demo.study.genotypes)
+    genotypes = read_genotypes(demo.study.genotypes)
     shuffled = genotypes.copy()
     shuffled.obs_names = np.random.default_rng(5).permutation(np.asarray(genotypes.obs_names, dtype=object))
     assert abs(train(demo, shuffled).correlation) < 0.25

@@ -141,7 +141,7 @@ def test_calls_above_two_stay_plain(tmp_path: Path) -> None:
 def test_dosages(tmp_path: Path, dosages: Any, dtype: str, error: float) -> None:
     values = np.random.default_rng(0).uniform(0, 2, (12, 301)).astype(np.float32)
     values[3, 5], values[0, 0], values[1, 1] = np.nan, 0, 2
-    write(values, tmp_path / "g.zarr", dosages=dosages)
+    write(values, tmp_path / "g.zarr", dosage_type=dosages)
     store = dl.open_genotypes(tmp_path / "g.zarr")
     assert store.dtype == dtype
     for columns in (slice(0, 301), slice(4, 9), np.array([300, 5, 5])):
@@ -153,8 +153,8 @@ def test_dosages(tmp_path: Path, dosages: Any, dtype: str, error: float) -> None
     ("values", "options", "says"),
     [
         (np.ones((2, 3), np.float32), {"layout": "packed"}, r"layout='packed' packs hard calls.*float32"),
-        (np.ones((2, 3), np.int8), {"dosages": "uint8"}, r"dosages='uint8'.*int8: leave it out"),
-        (np.full((2, 3), 2.5, np.float32), {"dosages": "uint8"}, r"between 0 and 2, but one is 2.5"),
+        (np.ones((2, 3), np.int8), {"dosage_type": "uint8"}, r"dosage_type=.uint8.*int8: leave it out"),
+        (np.full((2, 3), 2.5, np.float32), {"dosage_type": "uint8"}, r"between 0 and 2, but one is 2.5"),
     ],
 )
 def test_layouts_that_cannot_be(tmp_path: Path, values: Any, options: dict[str, Any], says: str) -> None:

@@ -17,7 +17,7 @@ from scipy import sparse
 
 import donorloader as dl
 from _data import N_GENES, SIZES, cell_table, datasets, donor_ids, genotype_adata, open_collection, x_values
-from _prepare import assert_same_cells, dense, fingerprint, panel, read_cells, written
+from _prepare import assert_same_cells, dense, fingerprint, panel, read_cells, read_genotypes, written
 from donorloader.cells._collect import collect_cells
 from donorloader.cells._raw import open_raw_cells
 from donorloader.cells._table import harmonise_cells
@@ -291,7 +291,7 @@ class TestPlink:
     def test_calls_are_those_of_bed_reader(self, tmp_path: Path) -> None:
         bed, calls = panel(tmp_path)
         study = dl.prepare(datasets(SIZE), bed, out=tmp_path / "study")
-        store = ad.read_zarr(study.genotypes)
+        store = read_genotypes(study.genotypes)
         with open_bed(bed) as reference:
             expected = reference.read(dtype="int8")
             ids, alleles = reference.iid, (reference.allele_1, reference.allele_2)
@@ -314,7 +314,7 @@ class TestPlink:
     def test_only_donors_with_cells(self, tmp_path: Path) -> None:
         bed, calls = panel(tmp_path)
         study = dl.prepare(datasets(SIZE), bed, out=tmp_path / "study", only_donors_with_cells=True)
-        store = ad.read_zarr(study.genotypes)
+        store = read_genotypes(study.genotypes)
         np.testing.assert_array_equal(store.X, np.where(calls == -127, -1, calls)[:13])
         assert store.obs_names.tolist() == donor_ids()[::-1].tolist()
         assert study.meta["report"]["notes"] == ["Genotypes of 2 donors without cells were left out."]
@@ -324,20 +324,22 @@ class TestPlink:
             tmp_path, 6, sid=[".", "rs1", "rs1", "rs2", ".", "rs3"], bp_position=[7, 8, 8, 9, 7, 9],
             allele_1=list("ACCGAT"), allele_2=list("GTTACC"), chromosome=["2"] * 6,
         )  # fmt: skip
-        store = ad.read_zarr(dl.prepare(datasets(SIZE), bed, out=tmp_path / "study").genotypes)
+        store = read_genotypes(dl.prepare(datasets(SIZE), bed, out=tmp_path / "study").genotypes)
         assert store.var_names.tolist() == ["2:7:G:A", "2:8:T:C", "2:8:T:C:2", "rs2", "2:7:C:A", "rs3"]
         assert store.var["id"].tolist() == [".", "rs1", "rs1", "rs2", ".", "rs3"]
 
     def test_ids_like_na_are_ids(self, tmp_path: Path) -> None:
         ids = ["NA", "nan", "007", "1e5", *donor_ids()[:11]]
         bed, _ = panel(tmp_path, iid=ids)
-        assert ad.read_zarr(dl.prepare(datasets(SIZE), bed, out=tmp_path / "study").genotypes).obs_names.tolist() == ids
+        assert (
+            read_genotypes(dl.prepare(datasets(SIZE), bed, out=tmp_path / "study").genotypes).obs_names.tolist() == ids
+        )
 
     def test_fid_iid(self, tmp_path: Path) -> None:
         bed, _ = panel(tmp_path, fid=["f"] * 15)
         renames = {donor: f"f_{donor}" for donor in donor_ids()}
         study = dl.prepare(datasets(SIZE), bed, out=tmp_path / "study", id_by="fid_iid", donor_map=renames)
-        assert ad.read_zarr(study.genotypes).obs_names[0] == "f_d12"
+        assert read_genotypes(study.genotypes).obs_names[0] == "f_d12"
         assert study.meta["report"]["without_genotypes"]["count"] == 0
 
     def test_fid_iid_without_families(self, tmp_path: Path) -> None:
@@ -412,7 +414,7 @@ class TestAnnDataGenotypes:
         opened = dl.open_genotypes(source)
         counts = write_genotypes(opened, tmp_path / "written.zarr", memory=10**8)
         opened.close()
-        store = ad.read_zarr(tmp_path / "written.zarr")
+        store = read_genotypes(tmp_path / "written.zarr")
         np.testing.assert_array_equal(store.X, values)
         assert store.obs_names.tolist() == ids.tolist()
         assert store.var["pos"].tolist() == adata.var["pos"].tolist()
@@ -426,7 +428,7 @@ class TestAnnDataGenotypes:
         opened = dl.open_genotypes(path)
         try:
             study = dl.prepare(datasets(SIZE), opened, out=tmp_path / "study")
-            np.testing.assert_array_equal(ad.read_zarr(study.genotypes).X, values)
+            np.testing.assert_array_equal(read_genotypes(study.genotypes).X, values)
             np.testing.assert_array_equal(opened.read(np.array([1]), slice(0, 5)), values[[1], :5])
         finally:
             opened.close()
@@ -436,7 +438,7 @@ class TestAnnDataGenotypes:
         integers.X = values % 3
         integers.X[2, 3], integers.X[4, 5] = -9, -1
         study = dl.prepare(datasets(SIZE), integers, out=tmp_path / "a")
-        store = ad.read_zarr(study.genotypes)
+        store = read_genotypes(study.genotypes)
         assert store.X.dtype == np.int8
         np.testing.assert_array_equal(store.X, np.maximum(integers.X, -1))
         assert study.meta["report"]["genotypes"]["missing_call_rate"] == pytest.approx(2 / values.size)
@@ -445,22 +447,23 @@ class TestAnnDataGenotypes:
         floats = integers.copy()
         floats.X = np.where(integers.X < 0, np.nan, integers.X).astype(np.float32)
         study = dl.prepare(datasets(SIZE), floats, out=tmp_path / "b")
-        np.testing.assert_array_equal(ad.read_zarr(study.genotypes).X, floats.X)
+        np.testing.assert_array_equal(read_genotypes(study.genotypes).X, floats.X)
         assert study.meta["report"]["genotypes"]["missing_call_rate"] == pytest.approx(2 / values.size)
 
     def test_layer(self, tmp_path: Path) -> None:
         adata, _, values = genotype_adata(donor_ids())
         adata.layers["other"] = values[:, ::-1]
         study = dl.prepare(datasets(SIZE), adata, out=tmp_path / "study", genotype_layer="other")
-        np.testing.assert_array_equal(ad.read_zarr(study.genotypes).X, values[:, ::-1])
+        np.testing.assert_array_equal(read_genotypes(study.genotypes).X, values[:, ::-1])
 
     def test_alleles_are_recognised_and_the_counted_one_never_guessed(self, tmp_path: Path) -> None:
         adata, _, _ = genotype_adata(donor_ids())
         n = adata.n_vars
         adata.var["CHR"], adata.var["REF"], adata.var["ALT"], adata.var["info"] = "7", "A", "C", np.arange(n)
         study = dl.prepare(datasets(SIZE), adata, out=tmp_path / "study")
-        var = ad.read_zarr(study.genotypes).var
-        assert list(var) == ["pos", "CHR", "REF", "ALT", "info", "chrom", "a0", "a1", "counted"]
+        var = read_genotypes(study.genotypes).var
+        known = ["pos", "CHR", "REF", "ALT", "info", "chrom", "a0", "a1", "counted"]
+        assert list(var) == [*known, "missing_rate"]  # values above 2 count no allele
         assert (set(var["chrom"]), set(var["a0"]), set(var["a1"])) == ({"7"}, {"A"}, {"C"})
         assert set(var["counted"]) == {"unknown"}
         assert study.meta["report"]["genotypes"]["counted"] == "unknown"
@@ -475,11 +478,15 @@ class TestAnnDataGenotypes:
         calls = np.random.default_rng(0).integers(0, 3, (60, 200_000)).astype(np.int8)
         ids = [*donor_ids(), *(f"e{i}" for i in range(47))]
         adata = ad.AnnData(calls, obs=pd.DataFrame(index=ids))
-        study = dl.prepare(datasets(SIZE), adata, out=tmp_path / "study")
+        study = dl.prepare(datasets(SIZE), adata, out=tmp_path / "study", layout="both")
         X = zarr.open_array(str(study.genotypes / "X"), mode="r")
-        assert X.chunks == (2, 200_000)
+        assert X.chunks == (1, 200_000)
         assert X.shards == (60, 200_000)
         np.testing.assert_array_equal(X[:], calls)
+        packed = zarr.open_array(str(study.genotypes / "obsm/genotypes_2bit"), mode="r")
+        assert packed.chunks == (2, 50_000)
+        assert packed.shards == (60, 50_000)
+        np.testing.assert_array_equal(read_genotypes(study.genotypes).X, calls)
 
     @pytest.mark.parametrize("memory", [400_000, 1_000_000])
     def test_rows_are_written_block_by_block(self, tmp_path: Path, memory: int) -> None:
@@ -504,7 +511,7 @@ class TestAnnDataGenotypes:
         rows = np.arange(100, -1, -1)
         var_bytes = _PEAK_PER_VAR * int(describe_variants(store.var()).memory_usage(deep=True).sum())
         write_genotypes(source, tmp_path / "g.zarr", rows=rows, memory=memory + var_bytes, on_rows=seen.append)
-        written_store = ad.read_zarr(tmp_path / "g.zarr")
+        written_store = read_genotypes(tmp_path / "g.zarr")
         np.testing.assert_array_equal(written_store.X, calls[::-1])
         assert written_store.obs_names.tolist() == ids[::-1]
         assert sum(seen) == 101
@@ -540,7 +547,7 @@ class TestDonorData:
     def check(self, study: dl.Study, genotypes: ad.AnnData) -> None:
         assert study.donor_key == "patient"
         assert_same_cells(study.cells, columns=("cell_type", "run"))
-        np.testing.assert_array_equal(ad.read_zarr(study.genotypes).X, genotypes.X)
+        np.testing.assert_array_equal(read_genotypes(study.genotypes).X, genotypes.X)
 
 
 class TestStudy:

@@ -11,7 +11,7 @@ import numpy as np
 from donorloader._progress import progress_bar
 from donorloader.genotypes import GenotypeStore, open_genotypes
 from donorloader.genotypes._transpose import transpose
-from donorloader.genotypes._write import write_genotypes
+from donorloader.genotypes._write import check_layout, write_genotypes
 from donorloader.genotypes.readers import file_kind, open_variants
 from donorloader.study import is_study
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from donorloader.genotypes._selection import Selection
-    from donorloader.genotypes._write import GenotypeCounts
+    from donorloader.genotypes._write import DosageType, GenotypeCounts, Layout
     from donorloader.genotypes.readers import IdBy, Multiallelic, VariantReader
 
 __all__ = ["Panel", "open_panel"]
@@ -39,6 +39,8 @@ class Panel:
         Positions of the donors that are wanted.
     owned
         Whether the source was opened here.
+    layout, dosage_type
+        How it is to be written.
     notes
         What writing has found, a sentence each.
     """
@@ -47,6 +49,8 @@ class Panel:
     selection: Selection
     samples: NDArray[np.int64]
     owned: bool
+    layout: Layout | None
+    dosage_type: DosageType | None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -76,9 +80,10 @@ class Panel:
             Show bars; `None`: on a terminal.
         """
         chosen = self.samples if only is None else self.samples[np.isin(self.ids, only)]
+        how: Any = {"layout": self.layout, "dosage_type": self.dosage_type}
         if isinstance(self.source, GenotypeStore):
             with progress_bar(progress, "writing donors", len(chosen)) as on_rows:
-                return write_genotypes(self.source, path, rows=chosen, memory=memory, on_rows=on_rows)
+                return write_genotypes(self.source, path, rows=chosen, memory=memory, on_rows=on_rows, **how)
         with progress_bar(progress, "reading variants", self.source.n_variants) as on_variants:
             rows = transpose(
                 self.source,
@@ -90,7 +95,7 @@ class Panel:
             )
         with rows, progress_bar(progress, "writing donors", len(chosen)) as on_rows:
             self.notes += rows.notes
-            return write_genotypes(rows, path, memory=memory, on_rows=on_rows)
+            return write_genotypes(rows, path, memory=memory, on_rows=on_rows, **how)
 
     def close(self) -> None:
         """Close what was opened here."""
@@ -101,11 +106,13 @@ class Panel:
 def open_panel(
     genotypes: Any,
     *,
-    layer: str | None,
+    genotype_layer: str | None,
     id_by: IdBy,
     selection: Selection,
     multiallelic: Multiallelic,
     read_dosages: bool | None,
+    layout: Layout | None,
+    dosage_type: DosageType | None,
 ) -> Panel | None:
     """Open genotypes of any kind.
 
@@ -122,21 +129,25 @@ def open_panel(
     """
     kind = file_kind(genotypes) if isinstance(genotypes, Path) else None
     if kind is not None:
-        if layer is not None:
+        if genotype_layer is not None:
             raise ValueError(
-                f"genotype_layer={layer!r} chooses a layer of an AnnData; {genotypes.name!r} has none. Leave it out."
+                f"genotype_layer={genotype_layer!r} chooses a layer of an AnnData; {genotypes.name!r} has none. "
+                "Leave it out."
             )
         reader = open_variants(genotypes, id_by=id_by, multiallelic=multiallelic, read_dosages=read_dosages)
         try:
+            check_layout(reader.dtype, layout, dosage_type)
             samples = selection.choose_samples(reader.ids, reader.path)
             selection.choose_variants(reader.var(), reader.path)  # now, and not after the cells are written
         except BaseException:
             reader.close()
             raise
-        return Panel(reader, selection, samples, owned=True)
+        return Panel(reader, selection, samples, True, layout, dosage_type)
     if id_by != "iid":
         raise ValueError(f"id_by={id_by!r} chooses ids of PLINK files; these genotypes are none. Leave it out.")
     effects = {"multiallelic": multiallelic != "split", "read_dosages": read_dosages is not None, **selection.options}
+    if genotypes is None:
+        effects |= {"layout": layout is not None, "dosage_type": dosage_type is not None}
     if set_ := [name for name, is_set in effects.items() if is_set]:
         remedy = (
             "Leave it out."
@@ -145,9 +156,9 @@ def open_panel(
         )
         raise ValueError(f"{', '.join(set_)} tells what to read of a file such as .bed, .pgen or .vcf. {remedy}")
     if genotypes is None:
-        if layer is not None:
+        if genotype_layer is not None:
             raise ValueError(
-                f"genotype_layer={layer!r} chooses a layer of genotypes, but there are none. Leave it out."
+                f"genotype_layer={genotype_layer!r} chooses a layer of genotypes, but there are none. Leave it out."
             )
         return None
     if isinstance(genotypes, Path):
@@ -155,5 +166,11 @@ def open_panel(
             raise ValueError(f"{str(genotypes)!r} is a study; name the genotypes in it.")
         if not genotypes.exists():
             raise FileNotFoundError(f"The genotypes {str(genotypes)!r} do not exist.")
-    store = open_genotypes(genotypes, layer=layer)
-    return Panel(store, selection, np.arange(store.ids.size), owned=store is not genotypes)
+    store = open_genotypes(genotypes, layer=genotype_layer)
+    try:
+        check_layout(store.dtype, layout, dosage_type)
+    except BaseException:
+        if store is not genotypes:
+            store.close()
+        raise
+    return Panel(store, selection, np.arange(store.ids.size), store is not genotypes, layout, dosage_type)

@@ -31,6 +31,22 @@ class IdByOption(StrEnum):
     fid_iid = "fid_iid"
 
 
+class LayoutOption(StrEnum):
+    """How hard calls are stored."""
+
+    PACKED = "packed"
+    PLAIN = "plain"
+    BOTH = "both"
+
+
+class DosageTypeOption(StrEnum):
+    """How dosages are stored."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    UINT8 = "uint8"
+
+
 class MultiallelicOption(StrEnum):
     """What becomes of records with several ALT alleles."""
 
@@ -84,6 +100,13 @@ def prepare(
     read_dosages: Annotated[
         bool, typer.Option("--read-dosages", help="Read dosages of a .pgen, VCF or .vcz in place of hard calls.")
     ] = False,
+    layout: Annotated[
+        LayoutOption | None,
+        typer.Option(help="How hard calls are stored: at two bits, as a plain matrix X, or both. Default: packed."),
+    ] = None,
+    dosage_type: Annotated[
+        DosageTypeOption | None, typer.Option(help="How dosages are stored. Default: as they come.")
+    ] = None,
     donor_map: Annotated[
         Path | None, typer.Option(help="Two tab-separated columns: donor id in the cells, id in the genotypes.")
     ] = None,
@@ -119,6 +142,8 @@ def prepare(
             max_missing=max_missing,
             multiallelic=multiallelic.value,
             read_dosages=read_dosages or None,
+            layout=None if layout is None else layout.value,
+            dosage_type=None if dosage_type is None else dosage_type.value,
             donor_map=donor_map,
             only_donors_with_cells=only_donors_with_cells,
             bags=not no_bags,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from os import PathLike
 
+    from donorloader.genotypes._write import DosageType, Layout
     from donorloader.genotypes.readers import IdBy, Multiallelic
 
 __all__ = ["prepare"]
@@ -65,6 +66,8 @@ def prepare(
     max_missing: float | None = None,
     multiallelic: Multiallelic = "split",
     read_dosages: bool | None = None,
+    layout: Layout | None = None,
+    dosage_type: DosageType | None = None,
     donor_map: str | PathLike[str] | Mapping[Any, Any] | None = None,
     only_donors_with_cells: bool = False,
     bags: bool = True,
@@ -118,6 +121,12 @@ def prepare(
         Records with several ALT alleles: `"split"` them into one variant per ALT allele, or `"error"`.
     read_dosages
         Read dosages (float32) of a file that may hold hard calls too. Default: hard calls (int8) but of a `.bgen`.
+    layout
+        How hard calls are stored: `"packed"`, two bits each; `"plain"`, as a matrix `X` that anndata reads as such; or
+        `"both"`. Default: packed, but plain where a call is above 2.
+    dosage_type
+        How dosages are stored: `"float32"`, `"float16"`, or `"uint8"`, steps of 1/127 that are off by 1/254 at the
+        most. Default: as they come.
     donor_map
         Renames donors of the cells to genotype ids: a mapping, or the path of a table of two tab-separated columns, the
         id in the cells and the new id. Ids that it does not name stay. Several may become one.
@@ -174,11 +183,13 @@ def prepare(
     with ExitStack() as stack:
         panel = open_panel(
             genotypes,
-            layer=genotype_layer,
+            genotype_layer=genotype_layer,
             id_by=id_by,
             selection=selection,
             multiallelic=multiallelic,
             read_dosages=read_dosages,
+            layout=layout,
+            dosage_type=dosage_type,
         )
         if panel is not None:
             stack.callback(panel.close)
@@ -220,6 +231,8 @@ def prepare(
                 "max_missing": max_missing,
                 "multiallelic": multiallelic,
                 "read_dosages": read_dosages,
+                "layout": layout,
+                "dosage_type": dosage_type,
                 "donor_map": str(donor_map) if isinstance(donor_map, str | Path) else renames or None,
                 "only_donors_with_cells": only_donors_with_cells,
                 "bags": bags,

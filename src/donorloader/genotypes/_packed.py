@@ -76,8 +76,8 @@ class _StoredBytes:
         there, needed = _files(array)
         if there != needed:
             raise ValueError(
-                f"{what} is not whole: {needed - there:,} of its {needed:,} files are missing. A file was lost: copy "
-                "the store again, or prepare the study again."
+                f"{what} is not whole: {needed - there:,} of its {needed:,} files are missing. Copy the store again, "
+                "or prepare the study again."
             )
         self._array, self._what = array, what
         self.shape = (int(array.shape[0]), n_variants)

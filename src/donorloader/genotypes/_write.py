@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import anndata as ad
 import numpy as np
@@ -29,6 +29,7 @@ __all__ = [
     "DosageType",
     "GenotypeCounts",
     "Layout",
+    "check_layout",
     "count_missing",
     "counted_allele",
     "describe_variants",
@@ -88,7 +89,7 @@ def write_genotypes(
     rows: NDArray[np.int64] | None = None,
     memory: int,
     layout: Layout | None = None,
-    dosages: DosageType | None = None,
+    dosage_type: DosageType | None = None,
     on_rows: Callable[[int], None] | None = None,
 ) -> GenotypeCounts:
     """Write donors × variants as an AnnData zarr store (v3) in chunks of whole rows.
@@ -107,7 +108,7 @@ def write_genotypes(
     layout
         `"packed"`: calls at two bits; `"plain"`: values as `X`; `"both"`. Default: packed where the source holds
         integers and none of them is above 2, plain otherwise.
-    dosages
+    dosage_type
         How floats are stored: `"float32"`, `"float16"`, or `"uint8"` for steps of 1/127. Default: as they are.
     on_rows
         Called with the number of donors just written.
@@ -121,7 +122,7 @@ def write_genotypes(
     n_donors, n_variants = len(rows), source.n_variants
     if not n_donors or not n_variants:
         raise ValueError(f"Genotypes need donors and variants, but these are {n_donors:,} × {n_variants:,}.")
-    _check_kind(source, layout, dosages)
+    check_layout(source.dtype, layout, dosage_type)
     var = describe_variants(source.var())
     row_bytes = n_variants * np.dtype(source.dtype).itemsize
     var_bytes = int(_PEAK_PER_VAR * var.memory_usage(deep=True).sum())
@@ -138,13 +139,13 @@ def write_genotypes(
     ad.io.write_elem(group, "/", ad.AnnData(obs=obs, var=pd.DataFrame(index=var.index[:0])))
     pack = layout in ("packed", "both") or (layout is None and source.dtype.kind in "iub")
     try:
-        counts, dtype = _write_rows(source, group, rows, block_rows, pack, layout, dosages, on_rows)
+        counts, dtype = _write_rows(source, group, rows, block_rows, pack, layout, dosage_type, on_rows)
     except _TooLarge as error:
         if layout is not None:
             raise ValueError(f"{error} They cannot be packed: use layout='plain'.") from None
         del group[f"obsm/{CALLS_KEY}"]
         on_rows = None  # they were counted
-        counts, dtype = _write_rows(source, group, rows, block_rows, False, layout, dosages, on_rows)
+        counts, dtype = _write_rows(source, group, rows, block_rows, False, layout, dosage_type, on_rows)
     if (frequencies := counts.frequencies()) is not None:
         var[FREQUENCY] = frequencies.astype(np.float32)
     var["missing_rate"] = (1 - counts.called / n_donors).astype(np.float32)
@@ -200,16 +201,26 @@ class _TooLarge(ValueError):
     """A call above 2, which two bits do not hold."""
 
 
-def _check_kind(source: GenotypeRows, layout: Layout | None, dosages: DosageType | None) -> None:
-    kind = np.dtype(source.dtype).kind
+def check_layout(dtype: np.dtype[Any], layout: Layout | None, dosage_type: DosageType | None) -> None:
+    """Refuse a layout that cannot hold genotypes of a type; parameters as for :func:`write_genotypes`."""
+    for name, value, choices in (
+        ("layout", layout, get_args(Layout)),
+        ("dosage_type", dosage_type, get_args(DosageType)),
+    ):
+        if value is not None and value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, or None, got {value!r}.")
+    kind = np.dtype(dtype).kind
     if kind not in "iufb":
-        raise ValueError(f"Genotypes must be integers or floats, but these are {source.dtype}.")
-    if dosages is not None and kind != "f":
-        raise ValueError(f"dosages={dosages!r} says how to store dosages, but these are {source.dtype}: leave it out.")
+        raise ValueError(f"Genotypes must be integers or floats, but these are {dtype}.")
+    if dosage_type is not None and kind != "f":
+        raise ValueError(
+            f"dosage_type={dosage_type!r} says how to store dosages, but these are {dtype}: leave it out, or use "
+            "read_dosages=True where the file has them."
+        )
     if kind == "f" and layout in ("packed", "both"):
         raise ValueError(
-            f"layout={layout!r} packs hard calls, but these are {source.dtype}. Leave it out, convert them to int8, or "
-            "use dosages='uint8' for dosages at eight bits."
+            f"layout={layout!r} packs hard calls, but these are {dtype}. Leave it out, convert them to int8, or use "
+            "dosage_type='uint8' for dosages at eight bits."
         )
 
 
@@ -220,7 +231,7 @@ def _write_rows(
     block_rows: int,
     pack: bool,
     layout: Layout | None,
-    dosages: DosageType | None,
+    dosage_type: DosageType | None,
     on_rows: Callable[[int], None] | None,
 ) -> tuple[CallCounts, np.dtype[Any]]:
     """All rows into the arrays that the layout asks for; what was counted, and the type that they read as."""
@@ -229,11 +240,11 @@ def _write_rows(
     dtype: np.dtype[Any] = np.dtype(np.int8)
     if pack:
         arrays.append(PackedArray(group, shape, shard_rows(shape[0], packed_width(shape[1]), 4 * block_rows)))
-    if dosages == "uint8":
+    if dosage_type == "uint8":
         dtype = np.dtype(np.float32)
         arrays.append(DosageArray(group, shape, shard_rows(shape[0], shape[1], block_rows)))
     elif not pack or layout == "both":
-        dtype = np.dtype(dosages) if dosages else _stored_dtype(source, rows, block_rows)
+        dtype = np.dtype(dosage_type) if dosage_type else _stored_dtype(source, rows, block_rows)
         shard = shard_rows(shape[0], shape[1] * dtype.itemsize, block_rows)
         arrays.append(PlainArray(group, shape, dtype, shard))
     packed = getattr(source, "packed", None) if pack and len(arrays) == 1 else None

@@ -139,10 +139,12 @@ def _check_width(file: Path, first: str, width: int) -> None:
 
 
 def _read(file: Path, line: str, names: list[str | None], *, skip: int, position_column: int) -> dict[str, Any]:
-    """Named columns of a table of variants: few texts occur often, so all but ids are read as categories."""
+    """Named columns of a table of variants, as text but for positions; few texts occur often, so most are categorical.
+
+    Read as text first: pandas makes numbers of categories that look like them, and 1 of chromosome 01.
+    """
     wanted = [i for i, name in enumerate(names) if name is not None]
     last = len(names) - 1  # to see that every line has all columns
-    kinds: dict[str, Any] = {"chrom": "category", "ref": "category", "alt": "category", "id": object, "pos": np.int64}
     if last not in wanted:
         wanted.append(last)
     labels = [names[i] or f"column {i}" for i in wanted]
@@ -154,7 +156,7 @@ def _read(file: Path, line: str, names: list[str | None], *, skip: int, position
             skiprows=skip,
             usecols=wanted,
             names=labels,
-            dtype={label: kinds.get(label, object) for label in labels},
+            dtype={label: np.int64 if label == "pos" else object for label in labels},
             keep_default_na=False,
             na_values={labels[-1]: [""]},
             quoting=csv.QUOTE_NONE,
@@ -166,9 +168,8 @@ def _read(file: Path, line: str, names: list[str | None], *, skip: int, position
     except ValueError:  # a position that is no whole number: find it
         raise _bad_position(file, len(names), skip, position_column) from None
     _refuse_short_lines(file, table[labels[-1]], len(names), skip)
-    return {
-        label: table[label].array if kinds.get(label) == "category" else table[label].to_numpy() for label in labels
-    }
+    often = ("chrom", "ref", "alt")
+    return {label: pd.Categorical(table[label]) if label in often else table[label].to_numpy() for label in labels}
 
 
 def _read_text(file: Path, width: int, skip: int) -> pd.DataFrame:
