@@ -7,6 +7,7 @@ from .bag_dataset import BagDataset, collate_bags
 from .bag_tensors import bag_reduce, collect_bags, nested_bags, pad_bags, to_torchmil
 from .bags import BagLoader
 from .cis import cis_window
+from .dataloader import dataloader
 from .genotypes import GenotypeStore, open_genotypes
 from .loader import DonorLoader
 from .prepare import prepare
@@ -32,6 +33,7 @@ __all__ = [
     "cis_window",
     "collate_bags",
     "collect_bags",
+    "dataloader",
     "nested_bags",
     "open_genotypes",
     "open_study",

@@ -181,6 +181,8 @@ class DonorLoader(StreamLoader):
         uneven: Literal["drop", "pad"] = "drop",
         check: bool = True,
     ):
+        donors = None if donors is None else list(donors)
+        self._arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         options = ReadOptions.checked(
             obs_columns=obs_columns,
             donor_rows=donor_rows,
