@@ -7,6 +7,7 @@ from .bag_dataset import BagDataset, collate_bags
 from .bag_tensors import bag_reduce, collect_bags, nested_bags, pad_bags, to_torchmil
 from .bags import BagLoader
 from .cis import cis_window
+from .dataloader import dataloader
 from .genotypes import GenotypeStore, open_genotypes
 from .integrations import CellsPerSecond, DonorDataModule, LIVIBatches, LIVIDataModule, collect_cells
 from .loader import DonorLoader
@@ -43,6 +44,7 @@ __all__ = [
     "collate_bags",
     "collect_bags",
     "collect_cells",
+    "dataloader",
     "nested_bags",
     "open_genotypes",
     "open_study",

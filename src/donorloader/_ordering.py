@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from donorloader.samplers import Share, choose_shards
@@ -79,6 +80,13 @@ class Ordering:
         elastic: bool = True,
     ):
         self.ranks = ranks
+        self._options: dict[str, Any] = {
+            "what": what,
+            "total": total,
+            "unit": unit,
+            "drop_last": drop_last,
+            "most": most,
+        }
         self._make, self._total, self._unit, self._drop_last = make, total, unit, drop_last
         self._what, self._elastic = what, elastic
         self._resumed: tuple[int, int] | None = None
@@ -105,6 +113,22 @@ class Ordering:
     def sampler(self) -> Sampler:
         """The sampler of this rank."""
         return self._make(None if self.n_shards is None else self._share(self.n_shards), resumed=self._resumed)
+
+    @property
+    def resumed(self) -> tuple[int, int] | None:
+        """The epoch that is not whole, and how much of it was delivered by another number of ranks."""
+        return self._resumed
+
+    def for_worker(self, worker: int, num_workers: int) -> Ordering:
+        """The order of a worker process of this rank: that of a rank among all workers of all ranks."""
+        ranks = self.ranks
+        share = replace(
+            ranks,
+            rank=ranks.rank * num_workers + worker,
+            world_size=ranks.world_size * num_workers,
+            source=f"{num_workers} workers a rank",
+        )
+        return Ordering(share, self._make, **self._options)
 
     def whole(self, n_shards: int | None) -> Sampler:
         """The sampler that tells the global order of so many shards, the same on every rank."""

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import IterableDataset, get_worker_info
 
+from donorloader._process import Process, sendable
 from donorloader._state import STATE_VERSION, check_format, check_same, fingerprint
-from donorloader.pipeline import Progress
+from donorloader.pipeline import PassRecord, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from donorloader._ordering import Ordering
     from donorloader._tables import Tables
     from donorloader.genotypes import ReadCounts
-    from donorloader.pipeline import PassRecord
 
 __all__ = ["StreamLoader", "check_epoch", "check_seed"]
 
@@ -46,9 +46,12 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
     Subclasses make the tables and the engine, and pass them on.
     """
 
+    _arguments: dict[str, Any]
+
     def __init__(self, tables: Tables, engine: Engine, ordering: Ordering):
         super().__init__()
         self._tables, self._engine, self._ordering = tables, engine, ordering
+        self._process, self._shared_out = Process(), False
         self._progress = Progress()
         self._closed = False
         self._last: PassRecord | None = None
@@ -58,11 +61,13 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         """Begin a new pass: the next epoch."""
         if self._closed:
             raise ValueError("This loader is closed. Make a new one to iterate again.")
-        if get_worker_info() is not None:
+        if get_worker_info() is not None and not self._shared_out:
             raise RuntimeError(
-                f"{type(self).__name__} has threads of its own and cannot run in the workers of a DataLoader, where "
-                "each would yield everything again. Use num_workers=0."
+                f"{type(self).__name__} has threads of its own and cannot run in the workers of a plain DataLoader, "
+                "where each would yield everything again. Use num_workers=0, or dataloader(loader, num_workers=…) of "
+                "donorloader."
             )
+        self._process.check(type(self).__name__)
         epoch, skip = self._progress.next_pass()
         pass_ = self._engine.start(epoch, skip=skip)
         self._last = pass_.record
@@ -70,11 +75,40 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         return pass_
 
     def __getstate__(self) -> dict[str, Any]:
-        """Refuse to be sent to another process: it would run its threads and read all cells there again."""
-        raise TypeError(
-            f"{type(self).__name__} cannot be pickled, as a DataLoader does to send it to workers. It reads ahead on "
-            "threads of its own: use num_workers=0."
-        )
+        """What another process needs to open the same loader: its options, if they are paths and plain values."""
+        return {"arguments": sendable(self._arguments, type(self).__name__, self._ordering.ranks)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the stores anew, in this process."""
+        self.__init__(**state["arguments"])  # type: ignore[misc]
+
+    def check_workers(self, num_workers: int) -> None:
+        """Check that so many workers of a DataLoader can share each epoch."""
+        self.__getstate__()
+        self._ordering.for_worker(0, num_workers)
+        if self._progress.next_pass()[1] or self._ordering.resumed:
+            raise ValueError("A loader resumes in the middle of an epoch with num_workers=0 only.")
+
+    def worker_batches(self, num_workers: int) -> int:
+        """Batches of a pass that so many workers yield together."""
+        ordering = self._ordering.for_worker(0, num_workers)
+        return num_workers * ordering.sampler.n_batches(self._tables.source.n_obs)
+
+    def begin_elsewhere(self) -> int:
+        """Take note that workers begin a pass; returns its epoch."""
+        epoch, _ = self._progress.next_pass()
+        self._last = PassRecord(epoch)
+        self._progress.begin(self._last)
+        return epoch
+
+    def iterate_share(self, epoch: int, worker: int, num_workers: int) -> Iterator[dict[str, Any]]:
+        """In a worker of a DataLoader: its share of an epoch."""
+        if not self._shared_out:
+            self._ordering = self._ordering.for_worker(worker, num_workers)
+            self._engine.set_sampler(self._ordering.sampler)
+            self._shared_out = True
+        self.set_epoch(epoch)
+        return iter(self)
 
     def __len__(self) -> int:
         """Number of batches of a whole pass, also where the next one is the rest of a resumed epoch."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from donorloader._bag_source import MAX_CELLS, BagSource, window_budget
 from donorloader._bag_weights import bag_weights
+from donorloader._choose import as_donors
 from donorloader._engine import Engine
 from donorloader._options import LEAST_SHARDS, GenotypeOptions, ReadOptions, parse_memory
 from donorloader._ordering import Ordering
@@ -149,6 +150,8 @@ prefetch, preload_to_gpu, check, seed
         uneven: Literal["drop", "pad"] = "drop",
         check: bool = True,
     ):
+        donors = as_donors(donors)
+        self._arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         options = ReadOptions.checked(
             obs_columns=obs_columns,
             donor_rows="batch",

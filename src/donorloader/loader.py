@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from donorloader._choose import as_donors
 from donorloader._engine import Engine
 from donorloader._options import GenotypeOptions, ReadOptions, SamplingOptions
 from donorloader._ordering import Ordering
@@ -188,6 +189,8 @@ class DonorLoader(StreamLoader):
         uneven: Literal["drop", "pad"] = "drop",
         check: bool = True,
     ):
+        donors = as_donors(donors)
+        self._arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         options = ReadOptions.checked(
             obs_columns=obs_columns,
             donor_rows=donor_rows,
