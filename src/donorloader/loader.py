@@ -109,6 +109,9 @@ class DonorLoader(StreamLoader):
         read while they are used (4 if `densify`, whose windows are read ahead on their own). 0: no threads at all.
     preload_to_gpu
         Passed to annbatch, which then handles X on the GPU by cupy.
+    genotypes_on_device
+        Whether rows of genotypes lie packed on `device` and are unpacked there. Default: on CUDA, where the store is
+        packed and all rows take a quarter of what is free there at the most.
     rank, world_size
         This process among those that share each epoch: every rank takes other cells, in as many batches. Default: those
         of ``torch.distributed`` if it is initialised, else of the environment (``RANK`` and ``WORLD_SIZE`` as torchrun
@@ -183,6 +186,7 @@ class DonorLoader(StreamLoader):
         densify: bool = False,
         prefetch: int | None = None,
         preload_to_gpu: bool = False,
+        genotypes_on_device: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         num_canonical_shards: int | None = None,
@@ -199,6 +203,7 @@ class DonorLoader(StreamLoader):
             densify=densify,
             prefetch=prefetch,
             preload_to_gpu=preload_to_gpu,
+            genotypes_on_device=genotypes_on_device,
             check=check,
         )
         chosen = GenotypeOptions.checked(
