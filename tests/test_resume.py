@@ -84,10 +84,11 @@ def in_new_process(jobs: list[dict[str, Any]], folder: Path) -> list[Any]:
     script = Path(__file__).with_name("_resume.py")
     command = [sys.executable, "-W", "ignore", str(script), str(folder / "jobs.json"), str(folder / "results.json")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    subprocess.run(command, check=True, timeout=110, env=environment)
+    subprocess.run(command, check=True, timeout=280, env=environment)
     return json.loads((folder / "results.json").read_text())
 
 
+@pytest.mark.timeout(300)  # the first one waits for the process
 class TestNewProcess:
     @pytest.mark.parametrize("case", CASES)
     def test_goes_on_bit_for_bit(self, resumed: dict[str, list[tuple[dict, dict, dict]]], case: str) -> None:
