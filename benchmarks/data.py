@@ -68,7 +68,7 @@ class Data:
     )
     genotypes_h5ad: Path  #: as `AnnData.write_h5ad` writes it
     genotypes_zarr: Path  #: as `AnnData.write_zarr` writes it
-    genotypes_rows: Path  #: chunked by whole donor rows, as donorloader's own studies are
+    genotypes_rows: Path  #: packed at two bits, by donor, as donorloader's own studies are
 
     def genotypes(self) -> ad.AnnData:
         """Read the genotypes into memory."""
@@ -91,7 +91,9 @@ def prepare(size: Size) -> Data:
         grouped=cached(folder / f"by-donor-{cells}", lambda path: write_cells(path, size, grouped=True)),
         genotypes_h5ad=cached(folder / f"{table}.h5ad", lambda path: make_genotypes(size).write_h5ad(path)),
         genotypes_zarr=cached(folder / f"{table}.zarr", lambda path: make_genotypes(size).write_zarr(path)),
-        genotypes_rows=cached(folder / f"{table}-rows.zarr", lambda path: write_donor_rows(path, make_genotypes(size))),
+        genotypes_rows=cached(
+            folder / f"{table}-packed.zarr", lambda path: write_donor_rows(path, make_genotypes(size))
+        ),
     )
 
 
@@ -170,7 +172,7 @@ def make_genotypes(size: Size) -> ad.AnnData:
 
 
 def write_donor_rows(path: Path, genotypes: ad.AnnData) -> None:
-    """Write genotypes as donorloader's studies hold them: AnnData zarr in chunks of whole donor rows."""
+    """Write genotypes as donorloader's studies hold them: packed at two bits, in chunks of whole donor rows."""
     write_genotypes(dl.open_genotypes(genotypes), path, memory=2**30)
 
 

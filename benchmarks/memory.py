@@ -52,8 +52,8 @@ def memory(data: Data, rounds: int) -> Iterator[Result]:
 
 
 def genotypes(layout: str, n_variants: int) -> Path:
-    """Genotypes of 1,000 donors, drawn evenly, in chunks of whole donor rows or as AnnData writes them."""
-    suffix = {"rows": "-rows.zarr", "zarr": ".zarr", "h5ad": ".h5ad"}[layout]
+    """Genotypes of 1,000 donors, drawn evenly, packed by donor or as AnnData writes them."""
+    suffix = {"rows": "-packed.zarr", "zarr": ".zarr", "h5ad": ".h5ad"}[layout]
 
     def write(path: Path) -> None:
         X = np.random.default_rng(n_variants).integers(0, 3, (DONORS, n_variants), dtype=np.int8)

@@ -9,18 +9,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import bags, cells, dense, memory, plot, report, sweep, wide
+from benchmarks import bags, cells, dense, genotypes, memory, plot, report, sweep, wide
 from benchmarks.data import FULL, QUICK, prepare, use_zarrs
 
 ROWS = {
     "joined": cells.joined,
     "step": cells.step,
     "wide": wide.wide,
+    "gather": genotypes.gather,
+    "cache": genotypes.cache,
     "dense": dense.dense,
     "bags": bags.bags,
     "dense_bags": bags.dense_bags,
     "sweep": sweep.sweep,
     "memory": memory.memory,
+    "huge": genotypes.huge,
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -20,6 +20,13 @@ from donorloader.genotypes.readers import open_variants
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+DEFAULTS: dict[str, Any] = {
+    "genotype_layer": None,
+    "id_by": "iid",
+    "multiallelic": "split",
+    "layout": None,
+    "dosage_type": None,
+}
 PANEL = small_panel()
 PLAIN = PANEL.without(multiallelic=True, haploid=True)
 
@@ -35,7 +42,7 @@ def read_all(path: Path, **options: Any) -> None:
 def opened(path: Path, **wanted: Any) -> None:
     """Open a file with a selection, as `prepare` does before it writes anything."""
     selection = Selection.checked(**wanted)
-    panel = open_panel(path, layer=None, id_by="iid", selection=selection, multiallelic="split", read_dosages=None)
+    panel = open_panel(path, selection=selection, read_dosages=None, **DEFAULTS)
     assert panel is not None
     panel.close()
 
@@ -308,9 +315,7 @@ class TestOptionsWithoutEffect:
         selection = Selection.checked(maf=0.1, regions=["1"])
         for genotypes, remedy in ((ad.AnnData(np.zeros((2, 2))), "Subset an AnnData"), (None, "Leave it out")):
             with pytest.raises(ValueError, match=f"read_dosages, regions, maf tells what to read.*{remedy}"):
-                open_panel(
-                    genotypes, layer=None, id_by="iid", selection=selection, multiallelic="split", read_dosages=True
-                )
+                open_panel(genotypes, selection=selection, read_dosages=True, **DEFAULTS)
 
 
 def test_a_budget_that_is_too_small(tmp_path: Path) -> None:
@@ -320,7 +325,7 @@ def test_a_budget_that_is_too_small(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_seen_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import donorloader.genotypes._transpose as module
+    import donorloader.genotypes._scratch as module
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

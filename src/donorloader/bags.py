@@ -75,7 +75,7 @@ class BagLoader(StreamLoader):
     window_cells
         Cells that are read at once. Default: 16,384, or as many as `cell_memory` allows.
     obs_columns, variants, donors, cells_query, missing_donors, genotype_layer, genotype_encoding, missing_calls, \
-genotype_memory, to, device, densify, \
+genotype_memory, to, device, densify, genotypes_on_device, \
 prefetch, preload_to_gpu, check, seed
         As for :class:`DonorLoader`.
     rank, world_size, num_canonical_shards, uneven
@@ -146,6 +146,7 @@ prefetch, preload_to_gpu, check, seed
         world_size: int | None = None,
         num_canonical_shards: int | None = None,
         uneven: Literal["drop", "pad"] = "drop",
+        genotypes_on_device: bool | None = None,
         check: bool = True,
     ):
         donors = None if donors is None else list(donors)
@@ -158,6 +159,7 @@ prefetch, preload_to_gpu, check, seed
             densify=densify,
             prefetch=prefetch,
             preload_to_gpu=preload_to_gpu,
+            genotypes_on_device=genotypes_on_device,
             check=check,
         )
         chosen = GenotypeOptions.checked(

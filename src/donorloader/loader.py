@@ -112,6 +112,9 @@ class DonorLoader(StreamLoader):
     uneven
         Where the cells do not give all ranks the same number of batches: ``"drop"`` the last ones, fewer than there are
         ranks and others each epoch, or ``"pad"``, repeating a cell on the ranks that lack one.
+    genotypes_on_device
+        Whether rows of genotypes lie packed on `device` and are unpacked there. Default: on CUDA, where the store is
+        packed and all rows take a quarter of what is free there at the most.
     check
         Whether to compare, in every batch, the donor of each cell with the donor whose row it gets. Costs under 1% of
         the time.
@@ -179,6 +182,7 @@ class DonorLoader(StreamLoader):
         world_size: int | None = None,
         num_canonical_shards: int | None = None,
         uneven: Literal["drop", "pad"] = "drop",
+        genotypes_on_device: bool | None = None,
         check: bool = True,
     ):
         donors = None if donors is None else list(donors)
@@ -191,6 +195,7 @@ class DonorLoader(StreamLoader):
             densify=densify,
             prefetch=prefetch,
             preload_to_gpu=preload_to_gpu,
+            genotypes_on_device=genotypes_on_device,
             check=check,
         )
         chosen = GenotypeOptions.checked(

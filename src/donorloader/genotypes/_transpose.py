@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import mmap
-import os
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._packing import gather_packed, pack_variants, packed_width
+from ._packing import gather_packed
+from ._scratch import PER_BYTE, MoreThanTwoCopiesError, Scratch
 from ._selection import Filter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
     from pathlib import Path
     from typing import Self
 
@@ -21,18 +23,15 @@ if TYPE_CHECKING:
 
     from ._rows import Columns
     from ._selection import Selection
-    from .readers import VariantReader
+    from .readers import VariantBlock, VariantReader
 
 __all__ = ["TransposedRows", "transpose"]
 
-# Of the memory that is granted: blocks of variants while they are read, of which there are up to three copies (as the
-# library reads them, as the filter looks at them, those that pass); and the scratch, where it fits.
-_BLOCK_PART, _SCRATCH_PART = 0.1, 0.25
+# Of the memory that is granted: blocks of variants that are read at a time, of which there are up to three copies (as
+# the library reads them, as the filter looks at them, those that pass).
+_BLOCK_PART = 0.1
 # Larger blocks are not read faster. [Unit: byte]
-_BLOCK_BYTES = 32 * 2**20
-# Packed bytes hold calls of four variants each.
-_PER_BYTE = 4
-
+_BLOCK_BYTES = 16 * 2**20
 _VALUES = np.array([0, 1, 2, -1], dtype=np.int8)
 
 
@@ -52,7 +51,7 @@ class TransposedRows:
         ids: NDArray[np.object_],
         obs: pd.DataFrame,
         var: pd.DataFrame,
-        scratch: _Scratch,
+        scratch: Scratch,
         *,
         packed: bool,
         notes: list[str],
@@ -151,13 +150,13 @@ def transpose(
     while True:
         turn = _Turn(reader, samples, selection, memory)
         try:
-            store = _Scratch(scratch, samples.size, chosen.size, None if not plain else reader.dtype, memory)
+            store = Scratch(scratch, samples.size, chosen.size, None if not plain else reader.dtype, memory)
             try:
                 kept = turn.run(chosen, store, on_variants)
             except BaseException:
                 store.close()
                 raise
-        except _MoreThanTwoCopiesError:
+        except MoreThanTwoCopiesError:
             plain, on_variants = True, None  # again, into a byte a call; the bar has been there
             continue
         break
@@ -177,10 +176,6 @@ def transpose(
     return TransposedRows(reader.ids[samples], obs, var, store, packed=not plain, notes=notes)
 
 
-class _MoreThanTwoCopiesError(Exception):
-    """Two bits hold counts up to 2."""
-
-
 class _Turn:
     """One pass over the file."""
 
@@ -188,26 +183,26 @@ class _Turn:
         self.reader, self.samples = reader, samples
         self.filter = Filter(selection)
         row_bytes = samples.size * reader.dtype.itemsize
-        fitting = min(_BLOCK_BYTES, int(_BLOCK_PART * memory)) // row_bytes
-        if fitting < _PER_BYTE:
+        granted = int(_BLOCK_PART * memory)
+        if granted < PER_BYTE * row_bytes:
             raise ValueError(
                 f"The memory budget is too small for these genotypes: calls of {samples.size:,} donors need "
-                f"{int(_PER_BYTE * row_bytes / _BLOCK_PART):,} bytes, and {max(memory, 0):,} are left. "
+                f"{int(PER_BYTE * row_bytes / _BLOCK_PART):,} bytes, and {max(memory, 0):,} are left. "
                 "Give more memory."
             )
-        step = reader.granule if reader.granule <= fitting else _PER_BYTE
+        fitting = max(PER_BYTE, min(_BLOCK_BYTES, granted // max(1, reader.parallel)) // row_bytes)
+        step = reader.granule if reader.granule <= fitting else PER_BYTE
         self.block_variants = fitting // step * step
 
     def run(
-        self, chosen: NDArray[np.int64], store: _Scratch, on_variants: Callable[[int], None] | None
+        self, chosen: NDArray[np.int64], store: Scratch, on_variants: Callable[[int], None] | None
     ) -> NDArray[np.int64]:
         """Fill the store; positions of the variants that pass the filter."""
         kept: list[NDArray[np.int64]] = []
         done = 0  # variants in the store
         rest: NDArray[Any] | None = None  # passed, but too few to fill a byte
-        for start in range(0, chosen.size, self.block_variants):
-            variants = chosen[start : start + self.block_variants]
-            block = self.reader.read_block(variants, self.samples)
+        pieces = [chosen[i : i + self.block_variants] for i in range(0, chosen.size, self.block_variants)]
+        for number, (variants, block) in enumerate(zip(pieces, self._read_ahead(pieces), strict=True), start=1):
             values = block.values
             if not self.filter.idle:
                 passes = self.filter.passes(block)
@@ -217,8 +212,7 @@ class _Turn:
             kept.append(passed)
             if rest is not None and rest.size:
                 values = np.concatenate([rest, values])
-            last = start + self.block_variants >= chosen.size
-            whole = len(values) if last or not store.packed else len(values) // _PER_BYTE * _PER_BYTE
+            whole = len(values) if number == len(pieces) or not store.packed else len(values) // PER_BYTE * PER_BYTE
             store.write(done, values[:whole])
             done += whole
             rest = values[whole:].copy()
@@ -227,74 +221,20 @@ class _Turn:
                 on_variants(len(variants))
         return np.concatenate(kept)
 
-
-class _Scratch:
-    """(n_donors, width) of packed bytes or plain values, in memory if it fits its part of it, else in a file."""
-
-    def __init__(self, path: Path, n_donors: int, n_variants: int, dtype: np.dtype[Any] | None, memory: int) -> None:
-        self.packed = dtype is None
-        shape = (n_donors, packed_width(n_variants) if dtype is None else n_variants)
-        dtype = np.dtype(np.uint8) if dtype is None else dtype
-        n_bytes = shape[0] * shape[1] * dtype.itemsize
-        self._path = path
-        self._map: mmap.mmap | None = None
-        if n_bytes <= _SCRATCH_PART * memory:
-            self.array: NDArray[Any] = np.empty(shape, dtype=dtype)
+    def _read_ahead(self, pieces: list[NDArray[np.int64]]) -> Iterator[VariantBlock]:
+        """Blocks in order, the next ones being read while one is turned: both let go of Python's lock."""
+        if not self.reader.parallel:
+            yield from (self.reader.read_block(variants, self.samples) for variants in pieces)
             return
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            _reserve(descriptor, n_bytes)
-            self._map = mmap.mmap(descriptor, n_bytes)
-        except BaseException:
-            path.unlink()
-            raise
-        finally:
-            os.close(descriptor)
-        self.array = np.frombuffer(self._map, dtype=dtype).reshape(shape)
-
-    def write(self, start: int, values: NDArray[Any]) -> None:
-        """Put variant-major values where the given variant begins."""
-        if not len(values):
-            return
-        if self.packed:
-            if values.max() > 2:
-                raise _MoreThanTwoCopiesError
-            first = start // _PER_BYTE
-            pack_variants(values, self.array[:, first : first + packed_width(len(values))])
-        else:
-            self.array[:, start : start + len(values)] = values.T
-        self.forget_pages()
-
-    def narrow(self, n_variants: int) -> None:
-        """Move rows together once it is known that fewer variants passed than there was room for."""
-        width = packed_width(n_variants) if self.packed else n_variants
-        n_donors, room = self.array.shape
-        if width == room:
-            return
-        flat = self.array.reshape(-1)
-        for row in range(1, n_donors):  # upwards, so that no row is overwritten before it has moved
-            flat[row * width : (row + 1) * width] = self.array[row, :width].copy()
-        self.array = flat[: n_donors * width].reshape(n_donors, width)
-        self.forget_pages()
-
-    def forget_pages(self) -> None:
-        """Let the system count the pages of the file as its cache, not as our memory; what is in them stays."""
-        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
-
-    def close(self) -> None:
-        """Remove the file."""
-        self.array = np.empty((0, 0), dtype=np.uint8)
-        if self._map is not None:
-            self._map = None  # closed with the last array that shows it
-            self._path.unlink(missing_ok=True)
-
-
-def _reserve(descriptor: int, n_bytes: int) -> None:
-    """Take the room on the disk now: a write to a mapped page finds none with a signal that ends the process."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, n_bytes)
-        return
-    zeros = bytes(2**20)
-    while n_bytes > 0:
-        n_bytes -= os.write(descriptor, zeros[: min(len(zeros), n_bytes)])
+        ahead: deque[Future[VariantBlock]] = deque()
+        with ThreadPoolExecutor(self.reader.parallel, thread_name_prefix="donorloader-genotypes") as pool:
+            try:
+                for variants in pieces:
+                    ahead.append(pool.submit(self.reader.read_block, variants, self.samples))
+                    if len(ahead) > self.reader.parallel:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
+            finally:
+                for block in ahead:
+                    block.cancel()

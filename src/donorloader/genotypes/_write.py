@@ -43,6 +43,8 @@ DosageType = Literal["float32", "float16", "uint8"]
 # being compressed, come on top. The variants' annotation is held whole, and copied as it is written.
 _BLOCK_PART = 0.3
 _PEAK_PER_VAR = 2
+# Larger blocks are not written faster. [Unit: byte]
+_BLOCK_BYTES = 256 * 2**20
 
 # Column names that tools give to what a variant is, in lower case. The first is ours.
 _KNOWN_AS = {
@@ -124,7 +126,8 @@ def write_genotypes(
     var = describe_variants(source.var())
     row_bytes = n_variants * np.dtype(source.dtype).itemsize
     var_bytes = int(_PEAK_PER_VAR * var.memory_usage(deep=True).sum())
-    block_rows = min(n_donors, int(_BLOCK_PART * (memory - var_bytes)) // row_bytes)
+    fitting = int(_BLOCK_PART * (memory - var_bytes)) // row_bytes
+    block_rows = min(n_donors, fitting, max(1, _BLOCK_BYTES // row_bytes))
     if block_rows < 1:
         needed = var_bytes + int(row_bytes / _BLOCK_PART)
         raise ValueError(

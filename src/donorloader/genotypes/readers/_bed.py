@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,8 @@ _VARIANT_MAJOR = b"\x01"
 class BedReader:
     """A PLINK 1 file set, https://www.cog-genomics.org/plink/1.9/formats#bed.
 
-    A call is the number of copies of allele 1 (column 5 of the `.bim`, `a1` here): 0, 1, 2, or -1 where it is missing.
+    A call is the number of copies of allele 1 (column 5 of the `.bim`, `a1` here): 0, 1, 2, or negative where it is
+    missing.
 
     Parameters
     ----------
@@ -47,6 +49,7 @@ class BedReader:
 
     dtype: np.dtype[Any] = np.dtype(np.int8)
     granule = 1
+    parallel = min(4, os.cpu_count() or 1)
 
     def __init__(self, path: Path, *, id_by: IdBy = "iid") -> None:
         check_id_by(id_by)
@@ -91,9 +94,8 @@ class BedReader:
         columns = _slice_if_contiguous(variants)
         rows = slice(None) if samples.size == self.ids.size else samples
         # by sample as bed-reader has it, and in Fortran order so that it lies by variant
-        calls: NDArray[np.int8] = self._bed.read(index=(rows, columns), dtype="int8", order="F").T
-        # missing (-127) is the only negative value: clipping from below renames it without a mask
-        return VariantBlock(np.maximum(calls, -1, out=calls))
+        calls = self._bed.read(index=(rows, columns), dtype="int8", order="F", num_threads=1)
+        return VariantBlock(calls.T)
 
     def close(self) -> None:
         """Let go of the file; reading then raises. May be called again."""

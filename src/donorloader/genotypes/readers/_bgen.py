@@ -47,6 +47,7 @@ class BgenReader:
 
     dtype: np.dtype[Any] = np.dtype(np.float32)
     granule = 1
+    parallel = 0  # bgen opens an index file beside the .bgen, and SQLite wants it closed by the thread that opened it
 
     def __init__(self, path: Path, *, multiallelic: Multiallelic = "split") -> None:
         self._library = import_library("bgen", "bgen", "a .bgen")

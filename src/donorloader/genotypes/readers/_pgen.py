@@ -24,7 +24,7 @@ __all__ = ["PgenReader"]
 class PgenReader:
     """A PLINK 2 file set, https://www.cog-genomics.org/plink/2.0/formats#pgen.
 
-    A call is the number of copies of the ALT allele: 0, 1, 2, or -1 where it is missing.
+    A call is the number of copies of the ALT allele: 0, 1, 2, or negative where it is missing.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class PgenReader:
         If a file is malformed, the three do not belong together, or donor ids repeat.
     """
 
-    granule = 1
+    granule = parallel = 1
 
     def __init__(
         self, path: Path, *, id_by: IdBy = "iid", multiallelic: Multiallelic = "split", read_dosages: bool = False
@@ -114,8 +114,6 @@ class PgenReader:
                 values[mine] = part
         if values.dtype.kind == "f":
             values[values < 0] = np.nan  # -9
-        else:
-            np.maximum(values, -1, out=values)
         return VariantBlock(values)
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class VariantBlock:
     Attributes
     ----------
     values
-        (n_variants, n_donors) copies of `a1`: int8, -1 where missing, or float32 dosages, NaN where missing.
+        (n_variants, n_donors) copies of `a1`: int8, negative where missing, or float32 dosages, NaN where missing.
     copies
         (n_variants,) int64 copies of the chromosome that the called donors have: what an allele's frequency divides by.
         `None`: two for every donor with a call.
@@ -67,6 +67,8 @@ class VariantReader(Protocol):
         int8 for hard calls, float32 for dosages.
     granule
         Records that the file keeps together: reading is fastest by multiples of these.
+    parallel
+        Blocks that may be read ahead at the same time, each on a thread of its own. 0: on the caller's alone.
     notes
         What reading has found so far that a user should know, a sentence each.
     """
@@ -76,6 +78,7 @@ class VariantReader(Protocol):
     n_variants: int
     dtype: np.dtype[Any]
     granule: int
+    parallel: int
 
     @property
     def notes(self) -> list[str]: ...

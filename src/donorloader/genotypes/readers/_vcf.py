@@ -49,7 +49,7 @@ class VcfReader:
         If the file is damaged, holds no such field, or names a donor twice.
     """
 
-    granule = 1
+    granule = parallel = 1
 
     def __init__(self, path: Path, *, multiallelic: Multiallelic = "split", read_dosages: bool = False) -> None:
         self._library = import_library("cyvcf2", "vcf", "a VCF or BCF")

@@ -46,6 +46,8 @@ class VczReader:
         If the folder is no such store, lacks an array, or names a donor twice.
     """
 
+    parallel = 1  # zarr itself decodes chunks at the same time
+
     def __init__(self, path: Path, *, multiallelic: Multiallelic = "split", read_dosages: bool = False) -> None:
         self.path = path
         self.dtype: np.dtype[Any] = np.dtype(np.float32 if read_dosages else np.int8)
