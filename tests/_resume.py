@@ -50,9 +50,10 @@ CASES: dict[str, tuple[type, Any]] = {
         dl.DonorLoader,
         lambda: {"batch_sampler": OwnRows(48, 16, drop_last=False, rng=np.random.default_rng(3))},
     ),
-    "splits left to annbatch": (dl.DonorLoader, lambda: {"batch_sampler": NoSplits(8, 6, 16, shuffle=True)}),
-    "dense": (dl.DonorLoader, lambda: {**SMALL, "densify": True}),
-    "numpy": (dl.DonorLoader, lambda: {**SMALL, "to": "numpy"}),
+    "splits left to annbatch": (
+        dl.DonorLoader,
+        lambda: {"batch_sampler": NoSplits(8, 6, 16, shuffle=True), "to": "numpy"},
+    ),
     "rank 1 of 2": (dl.DonorLoader, lambda: {**SMALL, "batch_size": 8, "rank": 1, "world_size": 2}),
     "rank 2 of 3, of a sampler": (
         dl.DonorLoader,

@@ -570,10 +570,9 @@ def _rows(requests: Any) -> list[np.ndarray]:
     return [request_rows(r["requests"])[split] for r in requests for split in r["splits"]]
 
 
+@pytest.mark.timeout(300)
 class TestProcesses:
-    @pytest.mark.parametrize(
-        "world_size", [2, *(pytest.param(n, marks=[pytest.mark.slow, pytest.mark.timeout(300)]) for n in (3, 4))]
-    )
+    @pytest.mark.parametrize("world_size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
     def test_torch_distributed(self, store: Store, tmp_path: Path, world_size: int) -> None:
         """Real ranks, by gloo: apart, together all, in as many steps, each after the others."""
         cells, genotypes = store.cells(3), store.genotypes(backing="zarr")
@@ -584,7 +583,7 @@ class TestProcesses:
             subprocess.Popen([*command, str(rank), str(world_size)], env=environment) for rank in range(world_size)
         ]
         try:
-            assert [child.wait(timeout=250 if world_size > 2 else 100) for child in children] == [0] * world_size
+            assert [child.wait(timeout=250) for child in children] == [0] * world_size
         finally:
             for child in children:
                 child.kill()

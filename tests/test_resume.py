@@ -43,10 +43,7 @@ def paths(store: Store) -> tuple[str, str]:
 EVERY_BATCH = ("random", "one table a window", "rank 1 of 2", "bags", "bags larger than a window")
 
 
-@pytest.fixture(scope="module")
-def resumed(
-    paths: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[tuple[dict, dict, dict]]]:
+def all_resumed(paths: tuple[str, str], folder: Path) -> dict[str, list[tuple[dict, dict, dict]]]:
     """Per case: states of every batch, what each should give, and what a new process gave."""
     cells, genotypes = paths
     jobs, expected = [], {}
@@ -72,7 +69,7 @@ def resumed(
         expected[case] = list(zip(states, [told[k] for k in chosen], strict=True))
         prefetch = None if number % 2 else 0
         jobs.append({"case": case, "states": states, "cells": cells, "genotypes": genotypes, "prefetch": prefetch})
-    results = in_new_process(jobs, tmp_path_factory.mktemp("resumed"))
+    results = in_new_process(jobs, folder)
     return {
         case: [(state, want, got) for (state, want), got in zip(expected[case], gots, strict=True)]
         for case, gots in zip(CASES, results, strict=True)
@@ -84,16 +81,20 @@ def in_new_process(jobs: list[dict[str, Any]], folder: Path) -> list[Any]:
     script = Path(__file__).with_name("_resume.py")
     command = [sys.executable, "-W", "ignore", str(script), str(folder / "jobs.json"), str(folder / "results.json")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    subprocess.run(command, check=True, timeout=110, env=environment)
+    subprocess.run(command, check=True, timeout=280, env=environment)
     return json.loads((folder / "results.json").read_text())
 
 
 class TestNewProcess:
-    @pytest.mark.parametrize("case", CASES)
-    def test_goes_on_bit_for_bit(self, resumed: dict[str, list[tuple[dict, dict, dict]]], case: str) -> None:
-        assert len(resumed[case]) > 4
-        for state, want, got in resumed[case]:
-            assert got == want, f"resumed after batch {state['batches']} of epoch {state['epoch']}"
+    @pytest.mark.timeout(300)
+    def test_goes_on_bit_for_bit(self, paths: tuple[str, str], tmp_path: Path) -> None:
+        """All cases in one process, and one test, as its imports take longer than all of them."""
+        resumed = all_resumed(paths, tmp_path)
+        assert resumed.keys() == CASES.keys()
+        for case, results in resumed.items():
+            assert len(results) > 4
+            for state, want, got in results:
+                assert got == want, f"{case}, resumed after batch {state['batches']} of epoch {state['epoch']}"
 
 
 class TestState:

@@ -83,6 +83,7 @@ class TestShares:
                 twin.close()
 
 
+@pytest.mark.timeout(300)
 class TestDataLoader:
     def test_no_workers_is_the_default(self, paths: tuple[str, str]) -> None:
         with dl.DonorLoader(*paths, **SMALL) as loader:

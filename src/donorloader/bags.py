@@ -144,11 +144,11 @@ prefetch, preload_to_gpu, check, seed
         densify: bool = False,
         prefetch: int | None = None,
         preload_to_gpu: bool = False,
-        genotypes_on_device: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         num_canonical_shards: int | None = None,
         uneven: Literal["drop", "pad"] = "drop",
+        genotypes_on_device: bool | None = None,
         check: bool = True,
     ):
         donors = as_donors(donors)

@@ -109,9 +109,6 @@ class DonorLoader(StreamLoader):
         read while they are used (4 if `densify`, whose windows are read ahead on their own). 0: no threads at all.
     preload_to_gpu
         Passed to annbatch, which then handles X on the GPU by cupy.
-    genotypes_on_device
-        Whether rows of genotypes lie packed on `device` and are unpacked there. Default: on CUDA, where the store is
-        packed and all rows take a quarter of what is free there at the most.
     rank, world_size
         This process among those that share each epoch: every rank takes other cells, in as many batches. Default: those
         of ``torch.distributed`` if it is initialised, else of the environment (``RANK`` and ``WORLD_SIZE`` as torchrun
@@ -123,6 +120,9 @@ class DonorLoader(StreamLoader):
     uneven
         Where the cells do not give all ranks the same number of batches: ``"drop"`` the last ones, fewer than there are
         ranks and others each epoch, or ``"pad"``, repeating a cell on the ranks that lack one.
+    genotypes_on_device
+        Whether rows of genotypes lie packed on `device` and are unpacked there. Default: on CUDA, where the store is
+        packed and all rows take a quarter of what is free there at the most.
     check
         Whether to compare, in every batch, the donor of each cell with the donor whose row it gets. Costs under 1% of
         the time.
@@ -186,11 +186,11 @@ class DonorLoader(StreamLoader):
         densify: bool = False,
         prefetch: int | None = None,
         preload_to_gpu: bool = False,
-        genotypes_on_device: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         num_canonical_shards: int | None = None,
         uneven: Literal["drop", "pad"] = "drop",
+        genotypes_on_device: bool | None = None,
         check: bool = True,
     ):
         donors = as_donors(donors)
