@@ -14,7 +14,7 @@ demo: setup  ## from raw files to a trained model on a small simulated study
 	@$(BIN)/donorloader demo
 
 test: setup  ## the tests, without the slow ones
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=worksteal
 
 test-slow: setup  ## the slow tests and the soaks
 	$(BIN)/python -m pytest -m "slow or soak"

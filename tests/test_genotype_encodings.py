@@ -8,6 +8,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import donorloader as dl
 from donorloader.genotypes._write import write_genotypes
@@ -204,3 +205,48 @@ def test_rows_under_a_budget_are_the_same(
         pytest.raises(ValueError, match=rf"rows of one batch: .* × {row} bytes.*it holds 5 rows"),
     ):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("encoding", [None, *POSSIBLE])
+def test_rows_that_lie_on_the_device(stores: dict[str, Any], cells: ad.AnnData, encoding: Any, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    for missing in (None, "zero", *(["mean"] if encoding == "dosage" else [])):
+        for variants in (None, slice(5, 30), [9, 2, 36, 3, 4]):
+            options = {"genotype_encoding": encoding, "missing_calls": missing, "variants": variants, "batch_size": 64}
+            with (
+                dl.DonorLoader(cells, stores["packed"], **options, device=device, genotypes_on_device=True) as there,
+                dl.DonorLoader(cells, stores["packed"], **options) as here,
+            ):
+                for a, b in zip(there, here, strict=True):
+                    assert a["donor_features"].device.type == device
+                    assert a["donor_features"].dtype == b["donor_features"].dtype
+                    np.testing.assert_array_equal(a["donor_features"].cpu(), b["donor_features"])
+
+
+def test_donors_without_genotypes_on_the_device(stores: dict[str, Any], cells: ad.AnnData) -> None:
+    more = cells.copy()
+    more.obs["donor_id"] = more.obs["donor_id"].astype(str).replace({"d3": "stranger"})
+    options = {"missing_donors": "nan", "device": "cpu", "donor_rows": "window"}
+    batches = []
+    for on_device in (True, False):
+        with dl.DonorLoader(more, stores["packed"], genotypes_on_device=on_device, **options) as loader:
+            batches += list(loader)
+    np.testing.assert_array_equal(batches[0]["donor_features"], batches[1]["donor_features"])
+    assert batches[0]["donor_features"].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        ("packed", {}, "there is no device"),
+        ("plain", {"device": "cpu"}, "not packed.*layout='packed'"),
+        ("packed", {"device": "cpu", "missing_calls": "error"}, "on the host"),
+    ],
+)
+def test_rows_that_cannot_lie_on_the_device(
+    stores: dict[str, Any], cells: ad.AnnData, kind: str, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        dl.DonorLoader(cells, stores[kind], genotypes_on_device=True, **options)

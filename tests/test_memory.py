@@ -109,6 +109,7 @@ def test_a_slice_of_a_million_variants(cells: Path, tmp_path: Path) -> None:
     assert peak - base < 300 * MB, f"{(peak - base) / MB:.0f} MB more"
 
 
+@pytest.mark.slow
 def test_rows_that_stay_obey_their_budget(cells: Path, tmp_path: Path) -> None:
     """All variants of 60 donors are 60 MB; with a budget of 4 MB those of a window are held, not all."""
     genotypes = write_wide(tmp_path / "g.zarr", 60, 1_000_000, chunks=(1, 1_000_000))
@@ -119,6 +120,7 @@ def test_rows_that_stay_obey_their_budget(cells: Path, tmp_path: Path) -> None:
     assert peaks[0] - peaks[1] > 20 * MB, f"{peaks[0] / MB:.0f} and {peaks[1] / MB:.0f} MB"
 
 
+@pytest.mark.slow
 def test_one_huge_bag_beside_small_ones(tmp_path: Path) -> None:
     """A bag of 200,000 cells beside a hundred of 200: the budget for cells, plus that bag, and no copy of it."""
     budget, per_cell, n_genes = 128 * MB, 200, 2000

@@ -12,7 +12,7 @@ import torch
 
 from donorloader._buffers import BufferPool
 from donorloader.cells import stream_cells, stream_dense
-from donorloader.genotypes import plan_windows, stream_genotypes
+from donorloader.genotypes import DeviceRows, may_lie_on_device, plan_windows, stream_genotypes
 from donorloader.pipeline import Conveyor, DeviceCopier, Joiner, Pass, join_lanes, silence_csr_warning, to_torch
 from donorloader.samplers import DonorSampler, EpochSampler
 
@@ -78,6 +78,9 @@ class Engine:
         self._ahead = options.batches_ahead(sampler.batch_size, window_cells)
         self._cells_ahead = options.cells_ahead(sampler.batch_size, window_cells)
         self._pool = BufferPool(keep=4)
+        self._device_rows = None
+        if table is not None and may_lie_on_device(table, options.device, options.genotypes_on_device):
+            self._device_rows = DeviceRows(table, options.device)  # type: ignore[arg-type] # there is one, it says
         self._passes: weakref.WeakSet[Pass] = weakref.WeakSet()
         self.seconds: dict[str, dict[str, float]] = {}
         if options.to == "torch":
@@ -126,7 +129,7 @@ class Engine:
         batches = conveyor.lane("join", batches, capacity=ahead, room=self._room, size=_size)
         if self._options.device is None:
             return batches
-        copier = DeviceCopier(self._options.device)
+        copier = DeviceCopier(self._options.device, None if self._device_rows is None else self._gather_on_device)
         return copier.finish(conveyor.lane("device", copier.start(batches), capacity=2))
 
     def _cell_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[CellBatch]:
@@ -139,6 +142,10 @@ class Engine:
         return conveyor.lane("dense cells", dense, capacity=_HAND_OVER, room=self._room, size=_size)
 
     def _genotype_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[GenotypeBatch]:
+        if self._device_rows is not None:
+            bare = ((request, None) for request in self.plan(epoch))
+            genotypes = stream_genotypes(bare, self._table, self._pool, self._options.donor_rows)
+            return conveyor.lane("genotypes", genotypes, capacity=_HAND_OVER)
         windows = plan_windows(
             self.plan(epoch),
             self._table,
@@ -151,6 +158,10 @@ class Engine:
         genotypes = stream_genotypes(windows, self._table, self._pool, self._options.donor_rows)
         return conveyor.lane("genotypes", genotypes, capacity=_HAND_OVER)
 
+    def _gather_on_device(self, batch: dict[str, Any]) -> None:
+        if self._device_rows is not None:
+            batch["donor_features"] = self._device_rows.gather(batch["donor_features"])
+
     def _assemble(self, cells: CellBatch, genotypes: GenotypeBatch) -> dict[str, Any]:
         X = cells.X
         if self._options.densify and not self._fills_dense:
@@ -161,7 +172,8 @@ class Engine:
             "obs": None if self._obs is None else self._obs.take(cells.index),
             "unique_donors": self._match.ids[genotypes.donors],
             "donor_idx": genotypes.donor_idx,
-            "donor_features": genotypes.features,
+            # where rows lie on the device, the codes of the donors go there and become their rows
+            "donor_features": genotypes.features if self._device_rows is None else genotypes.donors,
         }
         if self._add_fields is not None:
             self._add_fields(batch, genotypes)

@@ -74,6 +74,7 @@ class ReadOptions:
     densify: bool
     prefetch: int | None
     preload_to_gpu: bool
+    genotypes_on_device: bool | None
     check: bool
 
     @classmethod

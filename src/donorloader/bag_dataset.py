@@ -98,6 +98,7 @@ check, seed, cell_memory
             device=None,
             prefetch=0,
             preload_to_gpu=False,
+            genotypes_on_device=False,
         )
         self._seed = check_seed(options["seed"])
         cell_memory = parse_memory(options["cell_memory"], "cell_memory")

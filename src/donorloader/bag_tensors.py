@@ -214,8 +214,8 @@ def _densify(X: torch.Tensor, rows: slice, out: torch.Tensor) -> None:
     if X.layout == torch.strided:
         out.copy_(X[rows])
     elif X.device.type == "cpu" and not X.requires_grad and X.dtype not in (torch.float16, torch.bfloat16):
-        parts = (X.values().numpy(), X.col_indices().numpy(), X.crow_indices().numpy())
-        fill_dense(*parts, rows.start, out.numpy())
+        indptr = X.crow_indices().numpy()[rows.start :]
+        fill_dense(X.values().numpy(), X.col_indices().numpy(), indptr, out.numpy())
     else:
         crow = X.crow_indices()[rows.start : rows.stop + 1]
         first, last = int(crow[0]), int(crow[-1])

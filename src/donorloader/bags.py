@@ -71,7 +71,7 @@ class BagLoader(StreamLoader):
     window_cells
         Cells that are read at once. Default: 16,384, or as many as `cell_memory` allows.
     obs_columns, variants, donors, cells_query, missing_donors, genotype_layer, genotype_encoding, missing_calls, \
-genotype_memory, to, device, densify, \
+genotype_memory, to, device, densify, genotypes_on_device, \
 prefetch, preload_to_gpu, check, seed
         As for :class:`DonorLoader`.
 
@@ -135,6 +135,7 @@ prefetch, preload_to_gpu, check, seed
         densify: bool = False,
         prefetch: int | None = None,
         preload_to_gpu: bool = False,
+        genotypes_on_device: bool | None = None,
         check: bool = True,
     ):
         options = ReadOptions.checked(
@@ -145,6 +146,7 @@ prefetch, preload_to_gpu, check, seed
             densify=densify,
             prefetch=prefetch,
             preload_to_gpu=preload_to_gpu,
+            genotypes_on_device=genotypes_on_device,
             check=check,
         )
         chosen = GenotypeOptions.checked(

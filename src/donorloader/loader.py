@@ -98,6 +98,9 @@ class DonorLoader(StreamLoader):
         read while they are used (4 if `densify`, whose windows are read ahead on their own). 0: no threads at all.
     preload_to_gpu
         Passed to annbatch, which then handles X on the GPU by cupy.
+    genotypes_on_device
+        Whether rows of genotypes lie packed on `device` and are unpacked there. Default: on CUDA, where the store is
+        packed and all rows take a quarter of what is free there at the most.
     check
         Whether to compare, in every batch, the donor of each cell with the donor whose row it gets. Costs under 1% of
         the time.
@@ -161,6 +164,7 @@ class DonorLoader(StreamLoader):
         densify: bool = False,
         prefetch: int | None = None,
         preload_to_gpu: bool = False,
+        genotypes_on_device: bool | None = None,
         check: bool = True,
     ):
         options = ReadOptions.checked(
@@ -171,6 +175,7 @@ class DonorLoader(StreamLoader):
             densify=densify,
             prefetch=prefetch,
             preload_to_gpu=preload_to_gpu,
+            genotypes_on_device=genotypes_on_device,
             check=check,
         )
         chosen = GenotypeOptions.checked(

@@ -11,6 +11,7 @@ import numba
 import numpy as np
 import scipy.sparse as sp
 
+from donorloader._past_cache import LARGE, copy_past_cache, finish_copies
 from donorloader._zarr import local_pipeline
 
 from ._parts import Parts
@@ -97,19 +98,39 @@ def to_dense(X: Any, pool: BufferPool) -> NDArray[np.float32]:
     """A scipy CSR matrix or an array as a dense float32 array in recycled memory."""
     out: NDArray[np.float32] = pool.empty(X.shape, np.float32)
     if sp.issparse(X):
-        fill_dense(X.data, X.indices, X.indptr, 0, out)
+        fill_dense(X.data, X.indices, X.indptr, out)
     else:
         out[...] = X
     return out
 
 
+def fill_dense(data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write rows of a CSR matrix, as many as it has, into a dense C-contiguous array of any type."""
+    if out.nbytes < LARGE:
+        _fill(data, indices, indptr, out)
+    else:
+        row = np.zeros(out.shape[1], dtype=out.dtype)
+        _fill_past_cache(data, indices, indptr, row, row.view(np.uint8), out.view(np.uint8))
+
+
 @numba.njit(nogil=True, cache=True)
-def fill_dense(data, indices, indptr, first_row, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
-    """Write rows of a CSR matrix, from `first_row` on, into a dense array of as many rows."""
+def _fill(data, indices, indptr, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
     for i in range(out.shape[0]):
         out[i, :] = 0
-        for k in range(indptr[first_row + i], indptr[first_row + i + 1]):
+        for k in range(indptr[i], indptr[i + 1]):
             out[i, indices[k]] += data[k]  # += as scipy does: a column may be stored twice
+
+
+@numba.njit(nogil=True, cache=True)
+def _fill_past_cache(data, indices, indptr, row, row_bytes, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """As `_fill`, into the bytes of a large array: each row is made in `row`, which stays in the cache, and copied."""
+    for i in range(out.shape[0]):
+        for k in range(indptr[i], indptr[i + 1]):
+            row[indices[k]] += data[k]
+        copy_past_cache(out[i], row_bytes)
+        for k in range(indptr[i], indptr[i + 1]):
+            row[indices[k]] = 0
+    finish_copies()
 
 
 def _iterate(

@@ -1,5 +1,6 @@
 """Donor-keyed rows: readers, the store, and the rows of each batch. Knows no cells."""
 
+from ._device_rows import DeviceRows, may_lie_on_device
 from ._encoding import Encoder, Encoding, MissingCalls, make_encoder
 from ._frequencies import frequencies
 from ._rows import Columns, GenotypeRows
@@ -10,6 +11,7 @@ from ._variants import resolve_variants
 
 __all__ = [
     "Columns",
+    "DeviceRows",
     "DonorTable",
     "Encoder",
     "Encoding",
@@ -20,6 +22,7 @@ __all__ = [
     "ReadCounts",
     "frequencies",
     "make_encoder",
+    "may_lie_on_device",
     "open_genotypes",
     "plan_windows",
     "resolve_variants",

@@ -74,7 +74,7 @@ class Encoder:
             gather_packed(packed, rows, columns, _COUNTS, calls)
             np.equal(calls[:, :, None], np.arange(3, dtype=np.int8), out=out.view(bool))
             return _first(calls < 0) if self.missing == "error" else None
-        gather_packed(packed, rows, columns, self._values(), out)
+        gather_packed(packed, rows, columns, self.values(), out)
         if self.missing != "error":
             return None
         return _first(np.isnan(out) if self.dtype.kind == "f" else out < 0)
@@ -103,7 +103,7 @@ class Encoder:
             self._fill(out, missing)
         return found
 
-    def _values(self) -> NDArray[Any]:
+    def values(self) -> NDArray[Any]:
         """What the codes 0, 1, 2 and missing become: (4,), or (4, n_variants) where that differs by variant."""
         values: NDArray[Any]
         if self.encoding == "presence":

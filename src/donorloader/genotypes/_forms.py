@@ -72,7 +72,7 @@ class PackedForm:
         self.read_bytes = self._stop - self._first
         # chosen one by one, they are packed anew, so that what lies between them takes no memory
         self._pick = None if isinstance(columns, slice) else columns
-        self._columns = columns if isinstance(columns, slice) else slice(0, n_variants)
+        self.columns = columns if isinstance(columns, slice) else slice(0, n_variants)
         self.width = self.read_bytes if self._pick is None else packed_width(n_variants)
         if self._pick is not None:
             self.read_bytes += n_variants
@@ -90,7 +90,7 @@ class PackedForm:
         self, values: NDArray[Any], slots: NDArray[np.int64], encoder: Encoder, out: NDArray[Any], pool: BufferPool
     ) -> NDArray[np.int64] | None:
         """Unpack rows straight into what they become."""
-        return encoder.from_packed(values, slots, self._columns, out)
+        return encoder.from_packed(values, slots, self.columns, out)
 
 
 def row_form(store: GenotypeStore, columns: Columns, n_variants: int) -> RowForm:

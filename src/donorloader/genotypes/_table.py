@@ -117,8 +117,8 @@ class DonorTable:
         self._lock = threading.Lock()
         self._values: NDArray[Any] | None = None
         self._idle: RowCache | None = None
-        self._form = row_form(store, columns, self.n_variants)
-        self._row_bytes = self._form.width * self._form.dtype.itemsize
+        self.form = row_form(store, columns, self.n_variants)
+        self._row_bytes = self.form.width * self.form.dtype.itemsize
         whole = store.in_memory
         if whole is not None and whole.flags.c_contiguous and _is_all(columns, store.n_variants):
             # absent donors are given any row, and NaN as it is handed out
@@ -160,7 +160,7 @@ class DonorTable:
             cache, self._idle = self._idle, None
         if cache is None or cache.in_use or len(cache.values) != capacity:
             # a pass beside this one has it, or rows of one that was cut short are still held
-            cache = RowCache(self.rows.size, capacity, self._form.width, self._form.dtype)
+            cache = RowCache(self.rows.size, capacity, self.form.width, self.form.dtype)
         return PassRows(self, cache, NextUse(trace(), self.rows.size))
 
     def fits(self, n_donors: int) -> bool:
@@ -180,7 +180,7 @@ class DonorTable:
         """Rows of donors, read where they are not at hand, to stay."""
         with self._lock:  # two passes may run side by side
             if self._values is None:
-                self._values = np.empty((self.rows.size, self._form.width), dtype=self._form.dtype)
+                self._values = np.empty((self.rows.size, self.form.width), dtype=self.form.dtype)
             missing = donors[~self._have[donors]]
             self.counts.needed += donors.size
             if missing.size:
@@ -192,7 +192,7 @@ class DonorTable:
         """Rows of a few donors as a batch brings them, read for this once where rows do not stay."""
         if self.resident:
             return self.resident_rows(donors).gather(np.arange(donors.size), pool)
-        values = np.empty((donors.size, self._form.width), dtype=self._form.dtype)
+        values = np.empty((donors.size, self.form.width), dtype=self.form.dtype)
         self.counts.needed += donors.size
         self.read_into(values, np.arange(donors.size), donors)
         return self.encode(values, np.arange(donors.size), donors, pool)
@@ -201,11 +201,11 @@ class DonorTable:
         """Read the rows of donors into slots, in pieces so that the reader's copy stays small."""
         there = ~self._absent[donors]
         slots, rows = slots[there], self.rows[donors[there]]
-        step = max(1, _READ_BYTES // max(1, self._form.read_bytes))
+        step = max(1, _READ_BYTES // max(1, self.form.read_bytes))
         order = np.argsort(rows, kind="stable")
         for start in range(0, rows.size, step):
             piece = order[start : start + step]
-            values[slots[piece]] = self._form.read(rows[piece])
+            values[slots[piece]] = self.form.read(rows[piece])
         self.counts.read += rows.size
         self.counts.read_bytes += rows.size * self._row_bytes
 
@@ -221,7 +221,7 @@ class DonorTable:
         """
         out = pool.empty((slots.size, *self.encoder.shape), self.dtype)
         absent = self._absent[donors]
-        found = self._form.gather(values, slots, self.encoder, out, pool)
+        found = self.form.gather(values, slots, self.encoder, out, pool)
         if found is not None and absent.any():  # rows of donors without genotypes hold anything
             found = self._first_missing(values, slots[~absent], pool)
             donors = donors[~absent]
@@ -239,7 +239,7 @@ class DonorTable:
         self, values: NDArray[Any], slots: NDArray[np.int64], pool: BufferPool
     ) -> NDArray[np.int64] | None:
         out = pool.empty((slots.size, *self.encoder.shape), self.dtype)
-        return self._form.gather(values, slots, self.encoder, out, pool)
+        return self.form.gather(values, slots, self.encoder, out, pool)
 
     def give_back(self, cache: RowCache) -> None:
         """A pass is over: the next one begins with its rows."""

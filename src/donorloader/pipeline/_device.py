@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["DeviceCopier"]
 
@@ -19,9 +19,12 @@ class DeviceCopier:
     ----------
     device
         The device. On the CPU the same steps run, without pinning or streams.
+    complete
+        Adds to a batch that is on the device what is made there.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, complete: Callable[[dict[str, Any]], None] | None = None):
+        self._complete = complete
         if str(device) == "cuda":  # tensors name the device by number
             device = torch.device("cuda", torch.cuda.current_device())
         self._device = device
@@ -37,10 +40,10 @@ class DeviceCopier:
         """
         for batch in batches:
             if self._stream is None:
-                staged, event = self._copy(batch), None
+                staged, event = self._on_device(batch), None
             else:
                 with torch.cuda.stream(self._stream):
-                    staged, event = self._copy(batch), self._stream.record_event()
+                    staged, event = self._on_device(batch), self._stream.record_event()
             yield staged, event
 
     def finish(self, staged: Iterable[tuple[dict[str, Any], Any]]) -> Iterator[dict[str, Any]]:
@@ -51,6 +54,12 @@ class DeviceCopier:
                 current.wait_event(event)
                 _record(batch, current)  # memory must not be reused before the reader's work is done
             yield batch
+
+    def _on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
+        copied = self._copy(batch)
+        if self._complete is not None:
+            self._complete(copied)
+        return copied
 
     def _copy(self, batch: dict[str, Any]) -> dict[str, Any]:
         copied: dict[str, Any] = {}
