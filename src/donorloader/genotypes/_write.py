@@ -166,12 +166,12 @@ def write_genotypes(
 def _bytes_of_table(table: pd.DataFrame) -> int:
     """Memory of a table. Of many texts every hundredth is looked at: to look at each takes longer than to pack them."""
     total = 0
-    for values in (table.index.to_series(), *(table[column] for column in table.columns)):
+    for values in (table.index, *(table[column].array for column in table.columns)):
         if values.dtype == object and len(values) > 100_000:
             texts = values.to_numpy()
             total += texts.nbytes + 100 * sum(map(sys.getsizeof, texts[::100]))
         else:
-            total += values.memory_usage(index=False, deep=True)
+            total += pd.Index(values).memory_usage(deep=True)
     return total
 
 
