@@ -27,7 +27,7 @@ class Process:
         if os.getpid() != self._id:
             raise RuntimeError(
                 f"A {what} cannot be read in a forked process, where its threads and zarr's are missing. Start workers "
-                "by 'spawn' or 'forkserver', or use num_workers=0, which is fastest."
+                "by 'spawn', or use num_workers=0, which is fastest."
             )
 
 

@@ -53,7 +53,7 @@ def _refuse_fork() -> None:
     elif _used_in != os.getpid():
         raise RuntimeError(
             "Stores cannot be read in a process that was forked after zarr was used, as zarr's threads do not survive "
-            "a fork. Start processes by 'spawn' or 'forkserver', or use num_workers=0, which is fastest."
+            "a fork. Start processes by 'spawn', or use num_workers=0, which is fastest."
         )
 
 
