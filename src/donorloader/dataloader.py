@@ -57,8 +57,8 @@ def dataloader(
         return DataLoader(loader, batch_size=None, num_workers=0)
     if multiprocessing_context != "spawn":
         raise ValueError(
-            f"Workers must be started by 'spawn', got {multiprocessing_context!r}: zarr's threads do not survive a fork, "
-            "and with 'forkserver', workers were seen to hang."
+            f"Workers must be started by 'spawn', got {multiprocessing_context!r}: zarr's threads do not survive a "
+            "fork, and with 'forkserver', workers were seen to hang."
         )
     loader.check_workers(num_workers)
     return _WorkerLoader(
