@@ -473,7 +473,7 @@ class TestTensors:
     @pytest.mark.parametrize(
         ("option", "value"),
         [
-            ("to", "jax"),
+            ("to", "tensorflow"),
             ("donor_rows", "cell"),
             ("missing_donors", "ignore"),
             ("batch_size", 0),

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from donorloader._donor_columns import BagColumn, bag_codes, bag_column
 from donorloader._tables import Tables, open_tables
-from donorloader.samplers import BagSampler, replay, request_rows
+from donorloader.samplers import BagSampler, ShardBagSampler, replay, request_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import pandas as pd
     from numpy.typing import NDArray
 
+    from donorloader._choose import Donors
     from donorloader._options import GenotypeOptions
+    from donorloader.samplers import Share
 
 __all__ = ["MAX_CELLS", "BagSource", "window_budget"]
 
@@ -67,7 +70,7 @@ class BagSource:
         donor_covariates: Sequence[str],
         donor_table: pd.DataFrame | None,
         donor_key: str | None,
-        donors: Iterable[Any] | None,
+        donors: Donors,
         cells_query: str | None,
         genotype_options: GenotypeOptions,
     ):
@@ -126,12 +129,15 @@ class BagSource:
         min_cells: int | None,
         small_bags: Literal["keep", "drop", "resample"],
         exact_cells: int | None,
+        share: Share | None = None,
+        resumed: tuple[int, int] | None = None,
         **options: Any,
     ) -> BagSampler:
-        """A sampler of these bags; `options` are its others."""
+        """A sampler of these bags, or of a rank's share of them; `options` are its others."""
         if exact_cells is not None and max_cells not in (None, MAX_CELLS):
             raise ValueError(f"exact_cells={exact_cells!r} is also the limit: leave max_cells={max_cells!r} out.")
-        return BagSampler(
+        made = BagSampler if share is None else partial(ShardBagSampler, share=share, resumed=resumed)
+        return made(
             self.codes,
             max_cells=None if exact_cells is not None else max_cells,
             min_cells=min_cells,

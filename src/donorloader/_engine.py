@@ -13,7 +13,16 @@ import torch
 from donorloader._buffers import BufferPool
 from donorloader.cells import stream_cells, stream_dense
 from donorloader.genotypes import DeviceRows, may_lie_on_device, plan_windows, stream_genotypes
-from donorloader.pipeline import Conveyor, DeviceCopier, Joiner, Pass, join_lanes, silence_csr_warning, to_torch
+from donorloader.pipeline import (
+    Conveyor,
+    DeviceCopier,
+    Joiner,
+    Pass,
+    jax_converter,
+    join_lanes,
+    silence_csr_warning,
+    to_torch,
+)
 from donorloader.samplers import DonorSampler, EpochSampler
 
 if TYPE_CHECKING:
@@ -71,8 +80,8 @@ class Engine:
         self._source, self._match, self._table, self._options = source, match, table, options
         self._room, self._add_fields = room, add_fields
         self._fills_dense = options.densify and source.sparse and not options.preload_to_gpu
-        self._sampler = EpochSampler(sampler, seed=seed)
-        self._loader = source.loader(self._sampler, preload_to_gpu=options.preload_to_gpu)
+        self._seed = seed
+        self.set_sampler(sampler)
         self._joiner = Joiner(match.codes, match.ids, None if table is None else table.store.ids)
         self._obs = source.obs(options.obs_columns) if options.obs_columns else None
         self._ahead = options.batches_ahead(sampler.batch_size, window_cells)
@@ -83,24 +92,39 @@ class Engine:
             self._device_rows = DeviceRows(table, options.device)  # type: ignore[arg-type] # there is one, it says
         self._passes: weakref.WeakSet[Pass] = weakref.WeakSet()
         self.seconds: dict[str, dict[str, float]] = {}
+        self._convert: Callable[[Any], Any] | None = None
         if options.to == "torch":
             silence_csr_warning()
+            self._convert = to_torch
+        elif options.to == "jax":
+            self._convert = jax_converter()
 
     @property
     def n_batches(self) -> int:
         """Number of batches of a pass."""
         return self._sampler.n_batches(self._source.n_obs)
 
-    def plan(self, epoch: int) -> Iterator[DonorRequest]:
-        """The donors of every batch of a pass, without reading anything."""
-        sampler = DonorSampler(self._sampler.sampler, self._match.codes, seed=self._sampler.seed, epoch=epoch)
+    def set_sampler(self, sampler: Sampler) -> None:
+        """Set the order of passes that are begun from now on."""
+        self._sampler = EpochSampler(sampler, seed=self._seed)
+        self._loader = self._source.loader(self._sampler, preload_to_gpu=self._options.preload_to_gpu)
+
+    @property
+    def sampler(self) -> EpochSampler:
+        """The order of the batches."""
+        return self._sampler
+
+    def plan(self, epoch: int, *, skip: int = 0) -> Iterator[DonorRequest]:
+        """The donors of every batch of a pass from batch `skip` on, without reading anything."""
+        inner, seed = self._sampler.sampler, self._sampler.seed
+        sampler = DonorSampler(inner, self._match.codes, seed=seed, epoch=epoch, skip=skip)
         return sampler.sample(self._source.n_obs)
 
-    def start(self, epoch: int) -> Pass:
-        """Begin a pass; its lanes run at once."""
+    def start(self, epoch: int, *, skip: int = 0) -> Pass:
+        """Begin a pass at batch `skip`; its lanes run at once."""
         conveyor = Conveyor(epoch, threads=self._options.prefetch != 0)
         try:
-            pass_ = Pass(conveyor, self._joined(conveyor, epoch))
+            pass_ = Pass(conveyor, self._joined(conveyor, epoch, skip), skipped=skip)
         except BaseException:
             conveyor.stop()
             raise
@@ -113,11 +137,11 @@ class Engine:
         for pass_ in list(self._passes):
             pass_.close()
 
-    def _joined(self, conveyor: Conveyor, epoch: int) -> Iterator[dict[str, Any]]:
+    def _joined(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[dict[str, Any]]:
         """The batches of one pass: lanes → join → device."""
         batches = join_lanes(
-            self._cell_lane(conveyor, epoch),
-            self._genotype_lane(conveyor, epoch),
+            self._cell_lane(conveyor, epoch, skip),
+            self._genotype_lane(conveyor, epoch, skip),
             self._joiner,
             self._assemble,
             check=self._options.check,
@@ -132,8 +156,8 @@ class Engine:
         copier = DeviceCopier(self._options.device, None if self._device_rows is None else self._gather_on_device)
         return copier.finish(conveyor.lane("device", copier.start(batches), capacity=2))
 
-    def _cell_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[CellBatch]:
-        cells = stream_cells(self._loader, self._sampler, epoch, self._source.nodes)
+    def _cell_lane(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[CellBatch]:
+        cells = stream_cells(self._loader, self._sampler, epoch, self._source.nodes, skip=skip)
         if not self._fills_dense:
             return conveyor.lane("cells", cells, capacity=_HAND_OVER, room=self._room, size=_size)
         # a lane of its own, with as many sparse batches before it as keep it busy while a load request is read
@@ -141,15 +165,15 @@ class Engine:
         dense = stream_dense(cells, self._pool)
         return conveyor.lane("dense cells", dense, capacity=_HAND_OVER, room=self._room, size=_size)
 
-    def _genotype_lane(self, conveyor: Conveyor, epoch: int) -> Iterator[GenotypeBatch]:
+    def _genotype_lane(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[GenotypeBatch]:
         if self._device_rows is not None:
-            bare = ((request, None) for request in self.plan(epoch))
+            bare = ((request, None) for request in self.plan(epoch, skip=skip))
             genotypes = stream_genotypes(bare, self._table, self._pool, self._options.donor_rows)
             return conveyor.lane("genotypes", genotypes, capacity=_HAND_OVER)
         windows = plan_windows(
-            self.plan(epoch),
+            self.plan(epoch, skip=skip),
             self._table,
-            lambda: chain(self.plan(epoch), self.plan(epoch + 1)),
+            lambda: chain(self.plan(epoch, skip=skip), self.plan(epoch + 1)),
             self._options.donor_rows,
         )
         if self._table is not None and not self._table.resident:
@@ -177,24 +201,24 @@ class Engine:
         }
         if self._add_fields is not None:
             self._add_fields(batch, genotypes)
-        if self._options.to == "torch":
-            _tensors(batch)
+        if self._convert is not None:
+            _convert_fields(batch, self._convert)
         return batch
 
 
-def _tensors(fields: dict[str, Any]) -> None:
-    """Turn arrays and matrices into tensors, in place."""
+def _convert_fields(fields: dict[str, Any], convert: Callable[[Any], Any]) -> None:
+    """Turn arrays and matrices into those of another library, in place."""
     for key, value in fields.items():
         if isinstance(value, dict):
-            _tensors(value)
+            _convert_fields(value, convert)
         elif sp.issparse(value) or (isinstance(value, np.ndarray) and value.dtype != object):
-            fields[key] = to_torch(value)
+            fields[key] = convert(value)
 
 
 def _size(batch: CellBatch | dict[str, Any]) -> int:
     """What the cells of a batch take. Unit: bytes."""
     X = batch["X"] if isinstance(batch, dict) else batch.X
-    if sp.issparse(X):
+    if sp.issparse(X) or hasattr(X, "indptr"):
         return int(X.data.nbytes + X.indices.nbytes)
     if isinstance(X, torch.Tensor) and X.layout != torch.strided:
         return X.values().nbytes + X.col_indices().nbytes

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from annbatch.samplers import RandomSampler, SequentialSampler
 
-from donorloader.samplers import WINDOW_CELLS, choose_geometry
+from donorloader.samplers import WINDOW_CELLS, DealSampler, ShardSampler, choose_geometry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +21,15 @@ if TYPE_CHECKING:
     from annbatch.abc import Sampler
 
     from donorloader.genotypes import Encoding, MissingCalls
+    from donorloader.samplers import Share
 
-__all__ = ["GenotypeOptions", "ReadOptions", "SamplingOptions", "parse_memory"]
+__all__ = ["LEAST_SHARDS", "GenotypeOptions", "ReadOptions", "SamplingOptions", "parse_memory"]
 
 _WINDOW_BATCHES = 16  # ready ahead where the sampler does not tell its batch size
 _DENSE_BATCHES = 4
+
+#: Canonical shards of small data, so that other numbers of ranks can take over there too.
+LEAST_SHARDS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,26 @@ class SamplingOptions:
         # every replica gets the generator of its epoch in place of this one
         return RandomSampler(**settings, rng=np.random.default_rng(0)), window
 
+    def share(
+        self, batch_sampler: Sampler | None, share: Share, *, unit: int | None, resumed: tuple[int, int] | None
+    ) -> Sampler:
+        """The sampler of one rank; `unit` and `resumed` as :class:`donorloader._ordering.MakeSampler` has them."""
+        if batch_sampler is not None:
+            return DealSampler(batch_sampler, share)
+        return ShardSampler(
+            share,
+            **choose_geometry(self.batch_size, self.chunk_size, self.preload_nchunks)._asdict(),
+            batch_size=unit or self.batch_size,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+            resumed=resumed,
+        )
+
+    def most_shards(self, n_obs: int) -> int:
+        """Canonical shards at the most, where their number is open: each has a chunk in every load request."""
+        geometry = choose_geometry(self.batch_size, self.chunk_size, self.preload_nchunks)
+        return max(LEAST_SHARDS, min(geometry.preload_nchunks, n_obs // geometry.chunk_size))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
@@ -69,7 +93,7 @@ class ReadOptions:
 
     obs_columns: tuple[str, ...]
     donor_rows: Literal["batch", "window"]
-    to: Literal["torch", "numpy"]
+    to: Literal["torch", "numpy", "jax"]
     device: torch.device | None
     densify: bool
     prefetch: int | None
@@ -92,7 +116,7 @@ class ReadOptions:
             )
         choices = {
             "donor_rows": ("batch", "window"),
-            "to": ("torch", "numpy"),
+            "to": ("torch", "numpy", "jax"),
         }
         for name, allowed in choices.items():
             if options[name] not in allowed:

@@ -8,6 +8,10 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import IterableDataset, get_worker_info
 
+from donorloader._process import Process, sendable
+from donorloader._state import STATE_VERSION, check_format, check_same, fingerprint
+from donorloader.pipeline import PassRecord, Progress
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -15,9 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from donorloader._engine import Engine
+    from donorloader._ordering import Ordering
     from donorloader._tables import Tables
     from donorloader.genotypes import ReadCounts
-    from donorloader.pipeline import PassRecord
 
 __all__ = ["StreamLoader", "check_epoch", "check_seed"]
 
@@ -42,47 +46,147 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
     Subclasses make the tables and the engine, and pass them on.
     """
 
-    def __init__(self, tables: Tables, engine: Engine):
+    _arguments: dict[str, Any]
+
+    def __init__(self, tables: Tables, engine: Engine, ordering: Ordering):
         super().__init__()
-        self._tables, self._engine = tables, engine
-        self._epoch, self._next_epoch = 0, 0
+        self._tables, self._engine, self._ordering = tables, engine, ordering
+        self._process, self._shared_out = Process(), False
+        self._progress = Progress()
         self._closed = False
         self._last: PassRecord | None = None
+        self._identities: dict[int | None, dict[str, Any]] = {}  # by number of canonical shards
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Begin a new pass: the next epoch."""
         if self._closed:
             raise ValueError("This loader is closed. Make a new one to iterate again.")
-        if get_worker_info() is not None:
+        if get_worker_info() is not None and not self._shared_out:
             raise RuntimeError(
-                f"{type(self).__name__} has threads of its own and cannot run in the workers of a DataLoader, where "
-                "each would yield everything again. Use num_workers=0."
+                f"{type(self).__name__} has threads of its own and cannot run in the workers of a plain DataLoader, "
+                "where each would yield everything again. Use num_workers=0, or dataloader(loader, num_workers=…) of "
+                "donorloader."
             )
-        self._epoch = self._next_epoch
-        self._next_epoch += 1
-        pass_ = self._engine.start(self._epoch)
+        self._process.check(type(self).__name__)
+        epoch, skip = self._progress.next_pass()
+        pass_ = self._engine.start(epoch, skip=skip)
         self._last = pass_.record
+        self._progress.begin(pass_.record)
         return pass_
 
     def __getstate__(self) -> dict[str, Any]:
-        """Refuse to be sent to another process: it would run its threads and read all cells there again."""
-        raise TypeError(
-            f"{type(self).__name__} cannot be pickled, as a DataLoader does to send it to workers. It reads ahead on "
-            "threads of its own: use num_workers=0."
-        )
+        """What another process needs to open the same loader: its options, if they are paths and plain values."""
+        return {"arguments": sendable(self._arguments, type(self).__name__, self._ordering.ranks)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the stores anew, in this process."""
+        self.__init__(**state["arguments"])  # type: ignore[misc]
+
+    def check_workers(self, num_workers: int) -> None:
+        """Check that so many workers of a DataLoader can share each epoch."""
+        self.__getstate__()
+        self._ordering.for_worker(0, num_workers)
+        if self._progress.next_pass()[1] or self._ordering.resumed:
+            raise ValueError("A loader resumes in the middle of an epoch with num_workers=0 only.")
+
+    def worker_batches(self, num_workers: int) -> int:
+        """Batches of a pass that so many workers yield together."""
+        ordering = self._ordering.for_worker(0, num_workers)
+        return num_workers * ordering.sampler.n_batches(self._tables.source.n_obs)
+
+    def begin_elsewhere(self) -> int:
+        """Take note that workers begin a pass; returns its epoch."""
+        epoch, _ = self._progress.next_pass()
+        self._last = PassRecord(epoch)
+        self._progress.begin(self._last)
+        return epoch
+
+    def iterate_share(self, epoch: int, worker: int, num_workers: int) -> Iterator[dict[str, Any]]:
+        """In a worker of a DataLoader: its share of an epoch."""
+        if not self._shared_out:
+            self._ordering = self._ordering.for_worker(worker, num_workers)
+            self._engine.set_sampler(self._ordering.sampler)
+            self._shared_out = True
+        self.set_epoch(epoch)
+        return iter(self)
 
     def __len__(self) -> int:
-        """Number of batches of a pass."""
+        """Number of batches of a whole pass, also where the next one is the rest of a resumed epoch."""
         return self._engine.n_batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass; the passes after it count on from there."""
-        self._epoch = self._next_epoch = check_epoch(epoch)
+        """Choose the epoch of the next pass; the passes after it count on from there.
+
+        After :meth:`load_state_dict`, the epoch of the state is resumed as loaded; any other starts at its beginning.
+        """
+        if self._progress.choose(check_epoch(epoch)) and self._ordering.begin_anew():
+            self._engine.set_sampler(self._ordering.sampler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the latest pass is, for :meth:`load_state_dict` in another process.
+
+        Of the batches, those count that the loop has taken; what is read ahead does not. At the end of a pass, after
+        its iterator has said so, this is the beginning of the next epoch. A pass that was broken off stands where it
+        was left: its rest is what a resumed loader begins with, unless ``set_epoch`` names another epoch.
+
+        Returns
+        -------
+        Numbers and texts that JSON can hold: ``version`` of the format, ``seed``, ``epoch``, ``batches`` of the epoch
+        that were delivered, and in ``of`` a fingerprint of data and settings. With several ranks or canonical shards,
+        ``position`` counts the cells, or bags, that all ranks together have delivered, as each rank has at the same
+        step: the states of all ranks are the same.
+        """
+        epoch, batches = self._progress.position
+        return {
+            "version": STATE_VERSION,
+            "seed": self._engine.sampler.seed,
+            "epoch": epoch,
+            "batches": batches,
+            "position": self._ordering.position(epoch, batches, len(self)),
+            **self._ordering.settings(),
+            "of": dict(self._identity(self._ordering.n_shards)),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where a state was saved: the next pass is the rest of its epoch, bit for bit.
+
+        Passes that run are not touched: call it before ``iter()``. Of load requests whose batches were all delivered,
+        neither cells nor genotypes are read. :attr:`epoch` is that of the state from now on, and ``len()`` stays the
+        number of batches of a whole epoch. A state of another number of ranks is taken over where this one divides the
+        canonical shards of the state: the ranks share what is left.
+
+        Parameters
+        ----------
+        state_dict
+            What :meth:`state_dict` of a loader over the same data, with the same settings, has returned.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If it is no state, is of another format version, was saved with other data or settings, or on a number of
+            ranks that this one cannot take over from; the message names what differs.
+        """
+        check_format(state_dict)
+        shards, epoch, batches = (state_dict[name] for name in ("num_canonical_shards", "epoch", "batches"))
+        self._ordering.check(shards, state_dict["world_size"])
+        check_same(state_dict, self._identity(shards), self._engine.sampler.seed)
+        if state_dict["position"] is not None:
+            batches = self._ordering.resume(shards, epoch, state_dict["position"])
+            self._engine.set_sampler(self._ordering.sampler)
+        if batches > len(self):
+            raise ValueError(f"The state is damaged: it has {batches:,} batches of an epoch that has {len(self):,}.")
+        self._progress.load(epoch, batches)
+
+    def _identity(self, n_shards: int | None) -> dict[str, Any]:
+        if n_shards not in self._identities:
+            whole, seed = self._ordering.whole(n_shards), self._engine.sampler.seed
+            self._identities[n_shards] = fingerprint(type(self).__name__, self._tables, whole, seed)
+        return self._identities[n_shards]
 
     @property
     def epoch(self) -> int:
-        """Epoch of the pass that was begun last; before any, of the one to come."""
-        return self._epoch
+        """Epoch of the pass that was begun last; before any, and after a choice or a load, of the one to come."""
+        return self._progress.epoch
 
     @property
     def n_obs(self) -> int:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from donorloader._choose import choose_cells
 from donorloader._match import match_donors
-from donorloader.cells import is_donor_data, is_stored_donor_data, open_cells, select_cells
+from donorloader.cells import is_donor_data, is_stored_donor_data, open_cells
 from donorloader.cis import CisWindow, find_cis
 from donorloader.genotypes import (
     DonorTable,
@@ -22,11 +23,12 @@ from donorloader.genotypes import (
 from donorloader.study import Study, is_study, open_study
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from donorloader._choose import Donors
     from donorloader._match import DonorMatch
     from donorloader._options import GenotypeOptions
     from donorloader.cells import CellSource
@@ -85,7 +87,7 @@ def open_tables(
     genotypes: Any,
     *,
     donor_key: str | None,
-    donors: Iterable[Any] | None,
+    donors: Donors,
     cells_query: str | None,
     genotype_options: GenotypeOptions,
     bags: bool = False,
@@ -105,12 +107,12 @@ def open_tables(
     source = open_cells(cells)
     donor_key = donor_key or source.donor_key or "donor_id"
     codes, ids = source.donors(donor_key)
-    keep = select_cells(source, codes, ids, cells_query=cells_query, donors=donors)
     if genotypes is None and (chosen := genotype_options.about_genotypes()):
         raise ValueError(f"{' and '.join(chosen)} choose among genotypes, but genotypes is None.")
     store = None if genotypes is None else open_genotypes(genotypes, layer=genotype_options.genotype_layer)
     owns_store, cis = not isinstance(genotypes, GenotypeStore), None
     try:
+        keep = choose_cells(source, codes, ids, store, cells_query=cells_query, donors=donors)
         match = match_donors(codes, ids, keep, None if store is None else store.ids, genotype_options.missing_donors)
         table = None
         if store is not None and match.rows is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ __all__ = ["local_pipeline", "open_group"]
 _ZARRS = "zarrs.ZarrsCodecPipeline"
 _DEFAULT = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 _lock = threading.RLock()
+_used_in: int | None = None  # the process in which threads of zarr and zarrs may run
 
 
 @contextmanager
@@ -31,6 +33,7 @@ def local_pipeline(*nodes: Any) -> Iterator[None]:
     nodes
         zarr groups or arrays that tell where the data lies.
     """
+    _refuse_fork()
     if not all(isinstance(node.store, LocalStore) for node in nodes):
         yield
         return
@@ -42,6 +45,18 @@ def local_pipeline(*nodes: Any) -> Iterator[None]:
             yield
 
 
+def _refuse_fork() -> None:
+    """Raise in a process that was forked after zarr was used: it would wait for threads that it does not have."""
+    global _used_in
+    if _used_in is None:
+        _used_in = os.getpid()
+    elif _used_in != os.getpid():
+        raise RuntimeError(
+            "Stores cannot be read in a process that was forked after zarr was used, as zarr's threads do not survive "
+            "a fork. Start processes by 'spawn' or 'forkserver', or use num_workers=0, which is fastest."
+        )
+
+
 def open_group(path: str) -> zarr.Group:
     """Open a zarr group for reading.
 
@@ -50,6 +65,7 @@ def open_group(path: str) -> zarr.Group:
     FileNotFoundError
         If nothing lies at the path, or what lies there is not a zarr group.
     """
+    _refuse_fork()
     try:
         return zarr.open_group(path, mode="r")
     except (FileNotFoundError, zarr.errors.ContainsArrayError, zarr.errors.GroupNotFoundError) as error:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from donorloader._bag_source import MAX_CELLS, BagSource, window_budget
 from donorloader._buffers import BufferPool
+from donorloader._choose import as_donors
 from donorloader._ids import shorten
 from donorloader._options import GenotypeOptions, ReadOptions, parse_memory
 from donorloader._stream_loader import check_epoch, check_seed
@@ -22,10 +23,11 @@ from donorloader.pipeline import Joiner, silence_csr_warning, to_torch
 from donorloader.samplers import WINDOW_CELLS, pass_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from donorloader._choose import Donors
     from donorloader.genotypes import Encoding, MissingCalls
 
 __all__ = ["BagDataset", "collate_bags"]
@@ -71,7 +73,7 @@ check, seed, cell_memory
         seed: int = 0,
         obs_columns: Sequence[str] = (),
         variants: Any = None,
-        donors: Iterable[Any] | None = None,
+        donors: Donors = None,
         cells_query: str | None = None,
         missing_donors: Literal["error", "drop", "nan"] = "error",
         genotype_layer: str | None = None,
@@ -82,7 +84,7 @@ check, seed, cell_memory
         densify: bool = False,
         check: bool = True,
     ):
-        donors = None if donors is None else list(donors)
+        donors = as_donors(donors)
         donor_covariates = donor_covariates if isinstance(donor_covariates, str) else list(donor_covariates)
         self._arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that live on see it change

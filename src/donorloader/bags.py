@@ -8,20 +8,26 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from donorloader._bag_source import MAX_CELLS, BagSource, window_budget
+from donorloader._bag_weights import bag_weights
+from donorloader._choose import as_donors
 from donorloader._engine import Engine
-from donorloader._ids import duplicates, shorten
-from donorloader._options import GenotypeOptions, ReadOptions, parse_memory
+from donorloader._options import LEAST_SHARDS, GenotypeOptions, ReadOptions, parse_memory
+from donorloader._ordering import Ordering
+from donorloader._ranks import find_ranks
 from donorloader._stream_loader import StreamLoader, check_seed
 from donorloader.samplers import WINDOW_CELLS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
     import torch
+    from annbatch.abc import Sampler
     from numpy.typing import NDArray
 
+    from donorloader._choose import Donors
     from donorloader.genotypes import Encoding, GenotypeBatch, MissingCalls
+    from donorloader.samplers import Share
 
 __all__ = ["BagLoader"]
 
@@ -74,6 +80,9 @@ class BagLoader(StreamLoader):
 genotype_memory, to, device, densify, genotypes_on_device, \
 prefetch, preload_to_gpu, check, seed
         As for :class:`DonorLoader`.
+    rank, world_size, num_canonical_shards, uneven
+        As for :class:`DonorLoader`; what ranks share is bags, such that each has about as many cells (in random order;
+        without `shuffle`, bags keep theirs). Fewer bags than ranks are an error.
 
     Notes
     -----
@@ -123,21 +132,27 @@ prefetch, preload_to_gpu, check, seed
         window_cells: int | None = None,
         obs_columns: Sequence[str] = (),
         variants: Any = None,
-        donors: Iterable[Any] | None = None,
+        donors: Donors = None,
         cells_query: str | None = None,
         missing_donors: Literal["error", "drop", "nan"] = "error",
         genotype_layer: str | None = None,
         genotype_encoding: Encoding | None = None,
         missing_calls: MissingCalls | None = None,
         genotype_memory: int | str = "auto",
-        to: Literal["torch", "numpy"] = "torch",
+        to: Literal["torch", "numpy", "jax"] = "torch",
         device: str | torch.device | None = None,
         densify: bool = False,
         prefetch: int | None = None,
         preload_to_gpu: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        num_canonical_shards: int | None = None,
+        uneven: Literal["drop", "pad"] = "drop",
         genotypes_on_device: bool | None = None,
         check: bool = True,
     ):
+        donors = as_donors(donors)
+        self._arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         options = ReadOptions.checked(
             obs_columns=obs_columns,
             donor_rows="batch",
@@ -158,6 +173,7 @@ prefetch, preload_to_gpu, check, seed
             genotype_memory=genotype_memory,
         )
         seed = check_seed(seed)
+        ranks = find_ranks(rank, world_size, num_canonical_shards, uneven)
         if balance is not None and donor_weights is not None:
             raise ValueError("balance and donor_weights both decide how often a donor is drawn: give one.")
         self._source = source = BagSource(
@@ -189,19 +205,34 @@ prefetch, preload_to_gpu, check, seed
         with tables.closed_on_error():
             weights = None
             if balance is not None or donor_weights is not None:
-                weights = _weights(source, make().bags, balance, donor_weights)
-            sampler = make(weights=weights, n_bags=n_bags)
-            source.notice_if_scattered(sampler)
+                weights = bag_weights(source, make().bags, balance, donor_weights)
+            make = partial(make, weights=weights, n_bags=n_bags)
+            ordinary = make()
+
+            def share_of(
+                share: Share | None, *, unit: int | None = None, resumed: tuple[int, int] | None = None
+            ) -> Sampler:
+                return make(share=share, resumed=resumed, bags_per_batch=bags_per_batch if unit is None else unit)
+
+            source.notice_if_scattered(ordinary)
+            ordering = Ordering(
+                ranks,
+                share_of,
+                what="bags",
+                total=ordinary.n_draws,
+                unit=bags_per_batch,
+                most=max(LEAST_SHARDS, ordinary.n_draws // 8),
+            )
             engine = Engine(
                 tables,
-                sampler,
+                ordering.sampler,
                 seed=seed,
                 window_cells=window_cells,
                 options=options,
                 room=room,
                 add_fields=self._add_fields,
             )
-        super().__init__(tables, engine)
+        super().__init__(tables, engine, ordering)
 
     @property
     def label_names(self) -> NDArray[np.object_] | None:
@@ -219,21 +250,23 @@ prefetch, preload_to_gpu, check, seed
         Parameters
         ----------
         epoch
-            The pass. Default: the one that was begun last, which must have come to its end.
+            The pass, whole. Default: the one that was begun last, which must have come to its end; of a resumed one,
+            the batches that it had left.
 
         Raises
         ------
         RuntimeError
             If no pass was begun, or the last one was cut short: it is not the one whose results are at hand.
         """
+        skip = 0
         if epoch is None:
             if self._last is None or not self._last.finished:
                 raise RuntimeError(
                     "The last pass of this loader has not come to its end, so its bags are not those of your results. "
                     "Keep the batches, or their `donors`, beside the results, or name the epoch."
                 )
-            epoch = self._last.epoch
-        requests = self._engine.plan(epoch)
+            epoch, skip = self._last.epoch, self._last.skipped
+        requests = self._engine.plan(epoch, skip=skip)
         return [self._source.ids[bags] for request in requests for bags in request["bags"] or []]
 
     def _add_fields(self, batch: dict[str, Any], genotypes: GenotypeBatch) -> None:
@@ -242,39 +275,3 @@ prefetch, preload_to_gpu, check, seed
         if genotypes.bags is not None:  # always so, as the sampler is one of bags
             batch.update(self._source.fields(genotypes.bags))
         del batch["unique_donors"]
-
-
-def _weights(
-    source: BagSource, drawn: NDArray[np.int64], balance: str | None, donor_weights: Mapping[Any, float] | None
-) -> NDArray[np.float64]:
-    """Weight of each bag; those that are not drawn, being too small, do not count."""
-    weights = np.zeros(source.ids.size)
-    if balance is not None:
-        weights[drawn] = _shares(source.column(balance).groups[drawn])
-    if donor_weights is not None:
-        of_donor = _by_id(donor_weights, source.tables.match.ids)
-        # the weight is a donor's, however many bags it has
-        weights[drawn] = of_donor[source.donors[drawn]] * _shares(source.donors[drawn])
-    return weights
-
-
-def _by_id(weights: Mapping[Any, float], ids: NDArray[np.object_]) -> NDArray[np.float64]:
-    """Weights in order of the ids, 0 for those without."""
-    if not hasattr(weights, "items"):
-        raise TypeError(f"donor_weights must map ids to weights, got {type(weights).__name__}.")
-    pairs = [(str(donor), float(weight)) for donor, weight in weights.items()]
-    by_id = dict(pairs)
-    if repeated := duplicates(np.array([donor for donor, _ in pairs], dtype=object)):
-        raise ValueError(f"donor_weights may name a donor once, but {shorten(repeated)} occur more than once.")
-    if unknown := sorted(by_id.keys() - set(ids)):
-        raise ValueError(
-            f"donor_weights names donors that have no cells in use: {shorten(unknown)}. Those in use are "
-            f"{shorten(list(ids))}."
-        )
-    return np.array([by_id.get(donor, 0.0) for donor in ids])
-
-
-def _shares(groups: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Weights that give each group the same chance, however many members it has."""
-    _, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    return 1.0 / counts[inverse]

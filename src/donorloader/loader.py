@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from donorloader._choose import as_donors
 from donorloader._engine import Engine
 from donorloader._options import GenotypeOptions, ReadOptions, SamplingOptions
+from donorloader._ordering import Ordering
+from donorloader._ranks import find_ranks
 from donorloader._stream_loader import StreamLoader, check_seed
 from donorloader._tables import open_tables
 from donorloader.samplers import SubsetSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import torch
     from annbatch.abc import Sampler
 
+    from donorloader._choose import Donors
     from donorloader.genotypes import Encoding, MissingCalls
+    from donorloader.samplers import Share
 
 __all__ = ["DonorLoader"]
 
@@ -61,7 +66,11 @@ class DonorLoader(StreamLoader):
         The variants to yield, in this order: names, positions, a boolean mask, a slice, or :func:`cis_window` for those
         near genes. Default: all.
     donors
-        Ids of the donors to use. Default: all.
+        The donors to use: their ids; a condition as text over columns of donors, e.g. ``"disease == 'case'"``, or a
+        function of the table of donors that gives one bool for each; or a split from :func:`split_donors` (or of cells,
+        from :func:`split_cells`). The table has the ids as index, the columns of the genotypes' ``obs``, those of the
+        cells' ``obs`` that are constant within donors, and ``n_cells``; a function has all of them read, a condition
+        only those that it names. Default: all.
     cells_query
         Condition on columns of ``obs``, as :meth:`pandas.DataFrame.query` takes it, e.g. ``"cell_type == 'B'"``.
     missing_donors
@@ -88,7 +97,9 @@ class DonorLoader(StreamLoader):
         read; otherwise those that are needed soonest do. ``"auto"``: a quarter of the memory that is free. 0: no more
         than the rows of one load request.
     to
-        ``"torch"``, or ``"numpy"`` for numpy arrays and scipy CSR.
+        ``"torch"``; ``"numpy"`` for numpy arrays and scipy CSR; or ``"jax"`` for JAX arrays on its default device and
+        BCSR, in 32 bits unless JAX is told to use 64. JAX compiles a function again for every shape, and with BCSR for
+        every number of stored values: `densify` and `drop_last` give one shape.
     device
         Device for the tensors. Default: they stay on the CPU.
     densify
@@ -98,6 +109,17 @@ class DonorLoader(StreamLoader):
         read while they are used (4 if `densify`, whose windows are read ahead on their own). 0: no threads at all.
     preload_to_gpu
         Passed to annbatch, which then handles X on the GPU by cupy.
+    rank, world_size
+        This process among those that share each epoch: every rank takes other cells, in as many batches. Default: those
+        of ``torch.distributed`` if it is initialised, else of the environment (``RANK`` and ``WORLD_SIZE`` as torchrun
+        sets them, ``SLURM_PROCID`` and ``SLURM_NTASKS``), else one rank.
+    num_canonical_shards
+        Numbers of ranks that divide it have the same cells at each step, and resume each other's states. Default: 64
+        (or a multiple of `world_size` near it), and 16 or more for small data. On one rank, the order is the ordinary
+        one unless it is given.
+    uneven
+        Where the cells do not give all ranks the same number of batches: ``"drop"`` the last ones, fewer than there are
+        ranks and others each epoch, or ``"pad"``, repeating a cell on the ranks that lack one.
     genotypes_on_device
         Whether rows of genotypes lie packed on `device` and are unpacked there. Default: on CUDA, where the store is
         packed and all rows take a quarter of what is free there at the most.
@@ -151,7 +173,7 @@ class DonorLoader(StreamLoader):
         batch_sampler: Sampler | None = None,
         obs_columns: Sequence[str] = (),
         variants: Any = None,
-        donors: Iterable[Any] | None = None,
+        donors: Donors = None,
         cells_query: str | None = None,
         missing_donors: Literal["error", "drop", "nan"] = "error",
         donor_rows: Literal["batch", "window"] = "batch",
@@ -159,14 +181,20 @@ class DonorLoader(StreamLoader):
         genotype_encoding: Encoding | None = None,
         missing_calls: MissingCalls | None = None,
         genotype_memory: int | str = "auto",
-        to: Literal["torch", "numpy"] = "torch",
+        to: Literal["torch", "numpy", "jax"] = "torch",
         device: str | torch.device | None = None,
         densify: bool = False,
         prefetch: int | None = None,
         preload_to_gpu: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        num_canonical_shards: int | None = None,
+        uneven: Literal["drop", "pad"] = "drop",
         genotypes_on_device: bool | None = None,
         check: bool = True,
     ):
+        donors = as_donors(donors)
+        self._arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         options = ReadOptions.checked(
             obs_columns=obs_columns,
             donor_rows=donor_rows,
@@ -194,7 +222,8 @@ class DonorLoader(StreamLoader):
             preload_nchunks=preload_nchunks,
         )
         seed = check_seed(seed)
-        sampler, window_cells = sampling.make(batch_sampler)
+        ranks = find_ranks(rank, world_size, num_canonical_shards, uneven)
+        ordinary, window_cells = sampling.make(batch_sampler)
         tables = open_tables(
             cells,
             genotypes,
@@ -203,8 +232,25 @@ class DonorLoader(StreamLoader):
             cells_query=cells_query,
             genotype_options=chosen,
         )
-        if (used := tables.match.keep) is not None:
-            sampler = SubsetSampler(sampler, used)
+        used = tables.match.keep
+
+        def make(share: Share | None, *, unit: int | None = None, resumed: tuple[int, int] | None = None) -> Sampler:
+            sampler = ordinary
+            if share is not None:
+                sampler = sampling.share(batch_sampler, share, unit=unit, resumed=resumed)
+            return sampler if used is None else SubsetSampler(sampler, used)
+
+        n_used = tables.match.codes.size if used is None else int(used.sum())
         with tables.closed_on_error():
-            engine = Engine(tables, sampler, seed=seed, window_cells=window_cells, options=options)
-        super().__init__(tables, engine)
+            ordering = Ordering(
+                ranks,
+                make,
+                what="cells",
+                total=n_used,
+                unit=batch_size,
+                drop_last=drop_last,
+                most=sampling.most_shards(n_used),
+                elastic=batch_sampler is None,
+            )
+            engine = Engine(tables, ordering.sampler, seed=seed, window_cells=window_cells, options=options)
+        super().__init__(tables, engine, ordering)

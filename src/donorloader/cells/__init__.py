@@ -1,6 +1,6 @@
 """How the cell side opens: collection, AnnData, DonorData → annbatch.Loader, donor codes, obs. Knows no genotypes."""
 
-from ._obs import select_cells
+from ._obs import select_cells, words_of
 from ._open import is_donor_data, is_stored_donor_data, open_cells
 from ._parts import stack_tensors
 from ._read import RowReader
@@ -20,4 +20,5 @@ __all__ = [
     "stream_cells",
     "stream_dense",
     "to_dense",
+    "words_of",
 ]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ._source import CellSource
 
-__all__ = ["select_cells"]
+__all__ = ["select_cells", "words_of"]
 
 
 def select_cells(
@@ -73,7 +73,7 @@ def select_cells(
     return keep
 
 
-def _words(query: str) -> set[str]:
+def words_of(query: str) -> set[str]:
     """Names in a query: those of Python, and those in backticks. Text in quotes is none."""
     quoted = re.findall(r"`([^`]+)`", query)
     plain = re.sub(r"`[^`]+`", " ", query)
@@ -83,7 +83,7 @@ def _words(query: str) -> set[str]:
 
 def _query(source: CellSource, query: str) -> NDArray[np.bool_]:
     try:
-        words = _words(query)
+        words = words_of(query)
         names = dict.fromkeys(c for dataset in source.datasets for c in dataset.columns if c in words)
         frame = source.obs(list(names))
         mask = frame.eval(query)

@@ -45,7 +45,7 @@ class CellBatch:
 
 
 def stream_cells(
-    loader: Loader[Any, Any], sampler: EpochSampler, epoch: int, nodes: tuple[Any, ...]
+    loader: Loader[Any, Any], sampler: EpochSampler, epoch: int, nodes: tuple[Any, ...], *, skip: int = 0
 ) -> Iterator[CellBatch]:
     """Batches of one epoch, as annbatch reads and splits them.
 
@@ -59,10 +59,12 @@ def stream_cells(
         The epoch.
     nodes
         The zarr nodes that are read: local ones get the zarrs pipeline.
+    skip
+        Batches that were delivered before. Load requests that hold no other are not read.
     """
     plan: deque[RequestPlan] = deque()
     left, part_of, parts = 0, None, None
-    for batch in _iterate(loader, sampler, epoch, nodes, plan):
+    for batch in _iterate(loader, sampler, epoch, nodes, plan, skip):
         if not left:
             sizes, part_of = plan.popleft()
             left = len(sizes)
@@ -139,8 +141,9 @@ def _iterate(
     epoch: int,
     nodes: tuple[Any, ...],
     plan: deque[RequestPlan],
+    skip: int,
 ) -> Iterator[Any]:
-    sampler.arm(epoch, plan)
+    sampler.arm(epoch, plan, skip=skip)
     with closing(iter(loader)) as batches:  # type: ignore[type-var]
         # the first read opens the arrays of sparse stores, and with it binds them to a codec pipeline
         with local_pipeline(*nodes) if nodes else nullcontext():

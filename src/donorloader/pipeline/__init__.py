@@ -2,8 +2,10 @@
 
 from ._conveyor import Conveyor
 from ._device import DeviceCopier
+from ._jax import jax_converter
 from ._join import Joiner
 from ._pass import Pass, PassRecord, join_lanes
+from ._progress import Progress
 from ._tensors import silence_csr_warning, to_torch
 
 __all__ = [
@@ -12,6 +14,8 @@ __all__ = [
     "Joiner",
     "Pass",
     "PassRecord",
+    "Progress",
+    "jax_converter",
     "join_lanes",
     "silence_csr_warning",
     "to_torch",

@@ -24,11 +24,20 @@ class PassRecord:
     ----------
     epoch
         Its epoch.
+    skipped
+        Batches of the epoch that were delivered before the pass, which is the rest of a resumed one.
+    delivered
+        Batches that were taken; those that are read ahead do not count.
+    begun
+        Whether a batch was asked for.
     finished
         Whether it came to its end: all batches were taken.
     """
 
     epoch: int
+    skipped: int = 0
+    delivered: int = 0
+    begun: bool = False
     finished: bool = False
 
 
@@ -41,12 +50,14 @@ class Pass:
         The lanes of the pass.
     batches
         The joined batches.
+    skipped
+        Batches of the epoch that were delivered before.
     """
 
-    def __init__(self, conveyor: Conveyor, batches: Iterator[dict[str, Any]]):
+    def __init__(self, conveyor: Conveyor, batches: Iterator[dict[str, Any]], *, skipped: int = 0):
         self._conveyor = conveyor
         self._lock = threading.Lock()
-        self.record = PassRecord(conveyor.epoch)
+        self.record = PassRecord(conveyor.epoch, skipped)
         self._batches = batches
         self._finalizer = weakref.finalize(self, conveyor.stop)
         self._finalizer.atexit = False  # the conveyor sees to the exit itself, in the right order
@@ -57,7 +68,10 @@ class Pass:
     def __next__(self) -> dict[str, Any]:
         try:
             with self._lock:  # threads that share a pass take turns
-                return next(self._batches)
+                self.record.begun = True
+                batch = next(self._batches)
+                self.record.delivered += 1
+                return batch
         except StopIteration:
             if not self._conveyor.stopped:
                 self.record.finished = True

@@ -8,14 +8,14 @@ import numpy as np
 from annbatch.abc import Sampler
 from annbatch.types import LoadRequest
 
-from ._rows import cover_rows, split_evenly
+from ._rows import cover_unsorted, split_evenly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["BagRequest", "BagSampler", "read_requests"]
+__all__ = ["BagBatch", "BagRequest", "BagSampler", "read_requests"]
 
 
 class BagRequest(LoadRequest):
@@ -148,6 +148,11 @@ class BagSampler(Sampler):
         """Bags that can be drawn, ascending."""
         return self._eligible
 
+    @property
+    def n_draws(self) -> int:
+        """Bags of a pass."""
+        return self._n_draws
+
     def n_batches(self, n_obs: int) -> int:
         """Number of batches of a pass."""
         return -(-self._n_draws // self._bags_per_batch)
@@ -158,7 +163,7 @@ class BagSampler(Sampler):
             raise ValueError(f"codes must tell the bag of each of the {n_obs:,} cells, but has {self._n_obs:,}.")
 
     def _sample(self, n_obs: int) -> Iterator[BagRequest]:
-        window: list[_Batch] = []
+        window: list[BagBatch] = []
         cells = 0
         for batch in self._draw_batches():
             if window and cells + batch.rows.size > self._window_cells:
@@ -172,12 +177,12 @@ class BagSampler(Sampler):
         if window:
             yield _request(window)
 
-    def _draw_batches(self) -> Iterator[_Batch]:
+    def _draw_batches(self) -> Iterator[BagBatch]:
         bags = self._draw_bags()
         for start in range(0, bags.size, self._bags_per_batch):
             chosen = bags[start : start + self._bags_per_batch]
             rows = [self.draw_cells(bag, self._rng) for bag in chosen]
-            yield _Batch(chosen, np.cumsum([0, *(part.size for part in rows)]), np.concatenate(rows))
+            yield BagBatch.of(chosen, rows)
 
     def _draw_bags(self) -> NDArray[np.int64]:
         if self._chances is not None:
@@ -224,17 +229,22 @@ def _group(codes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return order, np.searchsorted(codes[order], np.arange(n_bags + 1))
 
 
-class _Batch(NamedTuple):
+class BagBatch(NamedTuple):
     """Bags of a batch, where each begins, and the (n_cells,) rows of all, bag after bag."""
 
     bags: NDArray[np.int64]
     offsets: NDArray[np.int64]
     rows: NDArray[np.int64]
 
+    @classmethod
+    def of(cls, bags: NDArray[np.int64], rows: Sequence[NDArray[np.int64]]) -> BagBatch:
+        """A batch of some bags, given the rows of each."""
+        return cls(bags, np.cumsum([0, *(part.size for part in rows)]), np.concatenate(rows))
 
-def _request(window: Sequence[_Batch]) -> BagRequest:
+
+def _request(window: Sequence[BagBatch]) -> BagRequest:
     """One read of several batches: each row once, in ascending order, however often and wherever it is wanted."""
-    runs, position = _cover(np.concatenate([batch.rows for batch in window]))
+    runs, position = cover_unsorted(np.concatenate([batch.rows for batch in window]))
     return {
         "requests": runs,
         "splits": np.split(position, np.cumsum([batch.rows.size for batch in window])[:-1]),
@@ -243,7 +253,7 @@ def _request(window: Sequence[_Batch]) -> BagRequest:
     }
 
 
-def _parts(batch: _Batch, size: int) -> Iterator[BagRequest]:
+def _parts(batch: BagBatch, size: int) -> Iterator[BagRequest]:
     """Several reads of one batch."""
     for request in read_requests(batch.rows, size):
         yield {**request, "bags": [batch.bags], "offsets": [batch.offsets], "part_of": batch.rows.size}
@@ -252,11 +262,5 @@ def _parts(batch: _Batch, size: int) -> Iterator[BagRequest]:
 def read_requests(rows: NDArray[np.int64], size: int) -> Iterator[LoadRequest]:
     """Load requests of at most `size` cells each that read given rows, in their order."""
     for part in split_evenly(rows, size):
-        runs, position = _cover(part)
+        runs, position = cover_unsorted(part)
         yield {"requests": runs, "splits": [position]}
-
-
-def _cover(rows: NDArray[np.int64]) -> tuple[list[slice], NDArray[np.int64]]:
-    distinct, place = np.unique(rows, return_inverse=True)
-    runs, position = cover_rows(distinct)
-    return runs, position[place]

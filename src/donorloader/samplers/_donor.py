@@ -9,6 +9,7 @@ import numpy as np
 from annbatch.abc import Sampler
 
 from ._replay import replay
+from ._resume import delivered_batches
 from ._rows import request_rows
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class DonorSampler(Sampler):
         Seed of the passes, the one that the cells' side uses.
     epoch
         Epoch of the next pass; :meth:`set_epoch` changes it.
+    skip
+        Batches of every pass to leave out, from the first on.
 
     Examples
     --------
@@ -72,13 +75,13 @@ class DonorSampler(Sampler):
     ([0, 3], [[0, 0], [0, 1]])
     """
 
-    def __init__(self, sampler: Sampler, codes: NDArray[Any], *, seed: int = 0, epoch: int = 0):
+    def __init__(self, sampler: Sampler, codes: NDArray[Any], *, seed: int = 0, epoch: int = 0, skip: int = 0):
         codes = np.asarray(codes)
         if codes.ndim != 1 or codes.dtype.kind not in "iu":
             raise TypeError(f"codes must be one integer per cell, got an array of {codes.dtype}, shape {codes.shape}.")
         self._sampler = copy.deepcopy(sampler)
         self._codes = codes
-        self._seed, self._epoch = seed, epoch
+        self._seed, self._epoch, self._skip = seed, epoch, skip
 
     @property
     def batch_size(self) -> int | None:
@@ -113,7 +116,7 @@ class DonorSampler(Sampler):
         return self._sample(n_obs)
 
     def _sample(self, n_obs: int) -> Iterator[DonorRequest]:  # type: ignore[override]
-        requests = replay(self._sampler, n_obs, seed=self._seed, epoch=self._epoch)
+        requests = replay(self._sampler, n_obs, seed=self._seed, epoch=self._epoch, skip=self._skip)
         return donor_requests(requests, self._codes)
 
 
@@ -150,11 +153,12 @@ def donor_requests(requests: Iterable[LoadRequest], codes: NDArray[Any]) -> Iter
             pairs = [_distinct(batch, donors.size) for batch in batches]
         else:
             pairs = [_by_bag(batch, bounds) for batch, bounds in zip(batches, offsets, strict=True)]
+        done, bags = delivered_batches(request), more.get("bags")
         yield {
             "requests": donors,
-            "splits": [split for split, _ in pairs],
-            "donor_idx": [index for _, index in pairs],
-            "bags": more.get("bags"),
+            "splits": [split for split, _ in pairs[done:]],
+            "donor_idx": [index for _, index in pairs[done:]],
+            "bags": None if bags is None else bags[done:],
         }
 
 

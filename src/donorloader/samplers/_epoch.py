@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from annbatch.abc import Sampler
 
 from ._replay import replay
+from ._resume import delivered_batches
 
 if TYPE_CHECKING:
     from collections import deque
@@ -76,7 +77,7 @@ class EpochSampler(Sampler):
         """Let the wrapped sampler check its settings against `n_obs`."""
         self._sampler.validate(n_obs)
 
-    def arm(self, epoch: int, plan: deque[RequestPlan]) -> None:
+    def arm(self, epoch: int, plan: deque[RequestPlan], *, skip: int = 0) -> None:
         """Set the epoch of the next pass begun on this thread.
 
         One annbatch Loader serves every pass, also passes that run side by side on threads of their own, and it calls
@@ -88,8 +89,10 @@ class EpochSampler(Sampler):
             The epoch to run.
         plan
             Gains an entry per load request, before its batches come.
+        skip
+            Batches that were delivered before, which do not come again.
         """
-        self._armed.epoch, self._armed.plan = epoch, plan
+        self._armed.epoch, self._armed.plan, self._armed.skip = epoch, plan, skip
 
     def sample(self, n_obs: int) -> Iterator[LoadRequest]:
         """Load requests of the armed epoch."""
@@ -97,15 +100,16 @@ class EpochSampler(Sampler):
             raise RuntimeError("EpochSampler.sample needs `arm(epoch)` on the same thread before.")
         plan = self._armed.plan
         self._armed.epoch = self._armed.plan = None
-        return self._run(replay(self._sampler, n_obs, seed=self._seed, epoch=epoch), plan)
+        requests = replay(self._sampler, n_obs, seed=self._seed, epoch=epoch, skip=self._armed.skip)
+        return self._run(requests, plan)
 
     def _run(self, requests: Iterator[LoadRequest], plan: deque[RequestPlan]) -> Iterator[LoadRequest]:
         for request in requests:
-            splits = request["splits"]
+            splits = request["splits"][delivered_batches(request) :]
             if not splits:
                 continue
             plan.append(RequestPlan([len(split) for split in splits], cast("dict[str, Any]", request).get("part_of")))
-            yield request
+            yield {**request, "splits": splits}
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         return self.sample(n_obs)

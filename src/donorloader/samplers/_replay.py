@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._resume import skip_batches
 from ._rows import complete_requests
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _restart(generator: Any, seed: int, epoch: int, stream: int) -> None:
         generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
 
-def replay(sampler: Sampler, n_obs: int, *, seed: int, epoch: int) -> Iterator[LoadRequest]:
+def replay(sampler: Sampler, n_obs: int, *, seed: int, epoch: int, skip: int = 0) -> Iterator[LoadRequest]:
     """Load requests of the pass (seed, epoch) of a sampler: the same on every thread, in every process.
 
     Parameters
@@ -89,5 +90,8 @@ def replay(sampler: Sampler, n_obs: int, *, seed: int, epoch: int) -> Iterator[L
         Number of rows to sample from.
     seed, epoch
         Which pass.
+    skip
+        Batches to leave out, from the first on: those that were delivered before the pass was resumed.
     """
-    return complete_requests(replica(sampler, seed=seed, epoch=epoch), n_obs, pass_generator(seed, epoch))
+    requests = complete_requests(replica(sampler, seed=seed, epoch=epoch), n_obs, pass_generator(seed, epoch))
+    return skip_batches(requests, skip) if skip else requests

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from annbatch.types import LoadRequest
     from numpy.typing import NDArray
 
-__all__ = ["complete_requests", "cover_rows", "request_rows", "split_evenly"]
+__all__ = ["complete_requests", "cover_rows", "cover_unsorted", "request_rows", "split_evenly"]
 
 # Largest gaps to read across, tried in turn. A chunk is decoded whole for one row of it, so rows of one chunk are
 # read in one piece, as long as no more than `_MAX_COVER` times the wanted rows are held.
@@ -93,13 +93,14 @@ def _default_splits(sampler: Sampler, n_rows: int, rng: np.random.Generator) -> 
     return split_evenly(positions, sampler.batch_size)
 
 
-def cover_rows(rows: NDArray[np.int64]) -> tuple[list[slice], NDArray[np.int64]]:
+def cover_rows(rows: NDArray[np.int64], *, bridge: bool = True) -> tuple[list[slice], NDArray[np.int64]]:
     """Contiguous runs that contain all rows, and the position of each row in their concatenation.
 
-    Rows are read fastest in ascending order; a run begins anew wherever they descend.
+    Rows are read fastest in ascending order; a run begins anew wherever they descend. Without `bridge`, it holds no
+    rows but these.
     """
     steps = np.diff(rows)
-    for gap in _GAPS:
+    for gap in _GAPS if bridge else ():
         bridged = (steps > 1) & (steps <= gap)
         if rows.size + int((steps[bridged] - 1).sum()) <= _MAX_COVER * rows.size:
             break
@@ -112,3 +113,10 @@ def cover_rows(rows: NDArray[np.int64]) -> tuple[list[slice], NDArray[np.int64]]
     run = np.repeat(np.arange(first.size), last - first + 1)
     position = offsets[run] + rows - starts[run]
     return [slice(int(a), int(b)) for a, b in zip(starts, stops, strict=True)], position
+
+
+def cover_unsorted(rows: NDArray[np.int64], *, bridge: bool = True) -> tuple[list[slice], NDArray[np.int64]]:
+    """Contiguous runs, ascending, that contain rows in any order, each once; and where in them each row is."""
+    distinct, place = np.unique(rows, return_inverse=True)
+    runs, position = cover_rows(distinct, bridge=bridge)
+    return runs, position[place]

@@ -67,6 +67,11 @@ class SubsetSampler(Sampler):
     def shuffle(self) -> bool:
         return self._sampler.shuffle
 
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch on to a sampler that takes it."""
+        if callable(set_epoch := getattr(self._sampler, "set_epoch", None)):
+            set_epoch(epoch)
+
     def n_batches(self, n_obs: int) -> int:
         """Number of batches of a pass; depends on the chosen rows, not on `n_obs`."""
         return self._sampler.n_batches(self._rows.size)

@@ -1,0 +1,160 @@
+"""Kernels for models of counts: whether each cell's donor has an allele, and dense counts with their sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from donorloader._buffers import BufferPool
+
+__all__ = [
+    "count_missing",
+    "dense_counts",
+    "dense_counts_by_torch",
+    "not_a_count",
+    "presence",
+    "presence_by_torch",
+]
+
+
+def presence(
+    genotypes: NDArray[Any], rows: NDArray[np.int64], fill: NDArray[np.float32], pool: BufferPool
+) -> NDArray[np.float32]:
+    """Presence of the counted allele in each cell.
+
+    Parameters
+    ----------
+    genotypes
+        (n_donors, n_variants) counts or dosages; negative or NaN where missing. A dosage is taken for the count next to
+        it.
+    rows
+        (n_cells,) int64 row of each cell's donor.
+    fill
+        (n_variants,) float32, what a missing call becomes.
+    pool
+        Lends the result's memory.
+
+    Returns
+    -------
+    (n_cells, n_variants) float32: 1 where the count is above 0, 0 where it is 0.
+    """
+    out: NDArray[np.float32] = pool.empty((rows.size, genotypes.shape[1]), np.float32)
+    if genotypes.dtype not in (np.int8, np.float32):  # compiled for these two: others are rare
+        genotypes = genotypes.astype(np.float32)
+    _presence(genotypes, rows, fill, out)
+    return out
+
+
+def presence_by_torch(genotypes: torch.Tensor, rows: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
+    """The same as :func:`presence` where the genotypes are, which is the way on a GPU."""
+    carries = torch.where(genotypes >= 0, (genotypes >= 0.5).float(), fill.to(genotypes.device))
+    return carries[rows]
+
+
+def count_missing(genotypes: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Per variant, how many donors have no call, and how many have the counted allele."""
+    missing, present = (np.zeros(genotypes.shape[1], dtype=np.int64) for _ in range(2))
+    for row in genotypes:
+        called = row >= 0  # not so for NaN
+        missing += ~called
+        present += called & (row >= 0.5)
+    return missing, present
+
+
+def dense_counts(X: Any, pool: BufferPool) -> tuple[NDArray[np.float32], NDArray[np.float32], int]:
+    """Dense counts, their sums, and the first cell with a value that is no count.
+
+    Parameters
+    ----------
+    X
+        (n_cells, n_genes) scipy CSR, numpy array, or a CPU tensor of either form.
+    pool
+        Lends the result's memory.
+
+    Returns
+    -------
+    x
+        (n_cells, n_genes) float32; `X` itself where it is that already.
+    sums
+        (n_cells, 1) float32.
+    bad
+        The first cell with a negative or non-integer value, -1 if there is none.
+    """
+    sparse = X.layout == torch.sparse_csr if isinstance(X, torch.Tensor) else sp.issparse(X)
+    sums = np.empty((X.shape[0], 1), dtype=np.float32)
+    if sparse:
+        x: NDArray[np.float32] = pool.empty(tuple(X.shape), np.float32)
+        if isinstance(X, torch.Tensor):
+            data, indices, indptr = X.values().numpy(), X.col_indices().numpy(), X.crow_indices().numpy()
+        else:
+            data, indices, indptr = X.data, X.indices, X.indptr
+        return x, sums, int(_fill(data, indices, indptr.astype(np.int64, copy=False), x, sums))
+    array = X.numpy() if isinstance(X, torch.Tensor) else X
+    if array.dtype == np.float32 and array.flags.c_contiguous:
+        return array, sums, int(_sum(array, sums))
+    x = pool.empty(array.shape, np.float32)
+    x[...] = array
+    return x, sums, int(_sum(x, sums))
+
+
+def dense_counts_by_torch(X: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dense counts and their sums where X is, which is the way on a GPU; values are not looked at."""
+    x = (X if X.layout == torch.strided else X.to_dense()).float()
+    return x, x.sum(dim=1, keepdim=True)
+
+
+def not_a_count(values: NDArray[Any]) -> Any:
+    """A value that is negative or not whole, or `None`."""
+    wrong = values[(values < 0) | (values != np.floor(values))] if values.dtype.kind == "f" else values[values < 0]
+    return wrong[0].item() if wrong.size else None
+
+
+@numba.njit(nogil=True, cache=True)
+def _presence(genotypes, rows, fill, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    one, zero = np.float32(1), np.float32(0)
+    for i in range(rows.size):
+        row, to = genotypes[rows[i]], out[i]
+        for j in range(row.size):
+            value, missing = row[j], fill[j]  # both, or each would be a branch
+            to[j] = one if value >= 0.5 else (zero if value >= 0 else missing)
+
+
+@numba.njit(nogil=True, cache=True)
+def _fill(data, indices, indptr, out, sums):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    bad = -1
+    for i in range(out.shape[0]):
+        out[i, :] = 0
+        total = 0.0
+        wrong = False
+        for k in range(indptr[i], indptr[i + 1]):
+            value = data[k]
+            out[i, indices[k]] += value  # a column may be stored twice
+            total += value
+            wrong |= not (value >= 0 and value == np.floor(value))
+        sums[i, 0] = total
+        if wrong and bad < 0:
+            bad = i
+    return bad
+
+
+@numba.njit(nogil=True, cache=True)
+def _sum(x, sums):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    bad = -1
+    for i in range(x.shape[0]):
+        total = 0.0
+        wrong = 0
+        for j in range(x.shape[1]):
+            value = x[i, j]
+            total += value
+            wrong |= not (value >= 0 and value == np.floor(value))
+        sums[i, 0] = total
+        if wrong and bad < 0:
+            bad = i
+    return bad
