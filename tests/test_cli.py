@@ -92,7 +92,9 @@ class TestPrepare:
             "obs_columns": ["run", "row"],
             "genotype_layer": "dosage",
             "id_by": "iid",
-            **dict.fromkeys(("samples", "regions", "variants", "maf", "max_missing", "read_dosages")),
+            **dict.fromkeys(
+                ("samples", "regions", "variants", "maf", "max_missing", "read_dosages", "layout", "dosage_type")
+            ),
             "multiallelic": "split",
             "donor_map": str(tmp_path / "map.tsv"),
             "only_donors_with_cells": True,

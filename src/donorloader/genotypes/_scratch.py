@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["PER_BYTE", "MoreThanTwoCopiesError", "Scratch"]
+__all__ = ["PER_BYTE", "MoreThanTwoCopiesError", "Scratch", "ScratchRows"]
 
 #: Packed bytes hold calls of four variants each.
 PER_BYTE = 4
@@ -92,6 +92,19 @@ class Scratch:
         if self._map is not None:
             self._map = None  # closed with the last array that shows it
             self._path.unlink(missing_ok=True)
+
+
+class ScratchRows:
+    """Rows of a scratch, copied, so that the pages they lie on need not stay in memory."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        self._scratch = scratch
+        self.shape = scratch.array.shape
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        block = np.take(self._scratch.array, rows, axis=0)
+        self._scratch.forget_pages()
+        return block
 
 
 def _reserve(descriptor: int, n_bytes: int) -> None:

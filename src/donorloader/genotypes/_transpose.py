@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._packing import gather_packed
-from ._scratch import PER_BYTE, MoreThanTwoCopiesError, Scratch
+from ._scratch import PER_BYTE, MoreThanTwoCopiesError, Scratch, ScratchRows
 from ._selection import Filter
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class TransposedRows:
     Attributes
     ----------
     packed
-        (n_donors, packed_width(n_variants)) uint8, the rows at two bits a call; `None` for dosages and larger counts.
+        Rows at two bits a call, uint8, by their numbers: ``packed[rows]``; `None` for dosages and larger counts.
     notes
         What was found and left out on the way, a sentence each.
     """
@@ -60,7 +60,7 @@ class TransposedRows:
         self.n_variants = len(var)
         self.dtype = np.dtype(np.int8) if packed else scratch.array.dtype
         self._array: NDArray[Any] | None = scratch.array
-        self.packed: NDArray[np.uint8] | None = self._array if packed else None
+        self.packed: ScratchRows | None = ScratchRows(scratch) if packed else None
         self.notes = notes
         self._scratch = scratch
         self._obs, self._var = obs, var
@@ -78,7 +78,7 @@ class TransposedRows:
             return np.ascontiguousarray(block)
         n_columns = columns.stop - columns.start if isinstance(columns, slice) else columns.size
         out = np.empty((rows.size, n_columns), dtype=np.int8)
-        gather_packed(self.packed, rows, columns, _VALUES, out)
+        gather_packed(self._array, rows, columns, _VALUES, out)
         self._scratch.forget_pages()
         return out
 
