@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -125,7 +126,7 @@ def write_genotypes(
     check_layout(source.dtype, layout, dosage_type)
     var = describe_variants(source.var())
     row_bytes = n_variants * np.dtype(source.dtype).itemsize
-    var_bytes = int(_PEAK_PER_VAR * var.memory_usage(deep=True).sum())
+    var_bytes = int(_PEAK_PER_VAR * _bytes_of_table(var))
     fitting = int(_BLOCK_PART * (memory - var_bytes)) // row_bytes
     block_rows = min(n_donors, fitting, max(1, _BLOCK_BYTES // row_bytes))
     if block_rows < 1:
@@ -160,6 +161,18 @@ def write_genotypes(
         counted_allele(var),
         int(var.index.duplicated().sum()),
     )
+
+
+def _bytes_of_table(table: pd.DataFrame) -> int:
+    """Memory of a table. Of many texts every hundredth is looked at: to look at each takes longer than to pack them."""
+    total = 0
+    for values in (table.index, *(table[column].array for column in table.columns)):
+        if values.dtype == object and len(values) > 100_000:
+            texts = values.to_numpy()
+            total += texts.nbytes + 100 * sum(map(sys.getsizeof, texts[::100]))
+        else:
+            total += pd.Index(values).memory_usage(deep=True)
+    return total
 
 
 def describe_variants(var: pd.DataFrame) -> pd.DataFrame:

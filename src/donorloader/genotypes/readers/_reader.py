@@ -35,6 +35,10 @@ IdBy = Literal["iid", "fid_iid"]
 Multiallelic = Literal["split", "error"]
 
 
+# What files have in place of an id.
+_NO_NAMES = (".", "0", "")
+
+
 @dataclass(frozen=True)
 class VariantBlock:
     """Genotypes of some variants.
@@ -126,15 +130,15 @@ def variant_table(chrom: Any, pos: Any, ids: Any, a0: Any, a1: Any) -> pd.DataFr
             "id": pd.Series(ids, dtype=object),
         }
     )
-    variants.index = pd.Index(_unique_names(variants, ids), dtype=object)
+    variants.index = _unique_names(variants, ids)
     return variants
 
 
-def _unique_names(variants: pd.DataFrame, ids: NDArray[np.object_]) -> NDArray[np.object_]:
+def _unique_names(variants: pd.DataFrame, ids: NDArray[np.object_]) -> pd.Index:
     index = pd.Index(ids, dtype=object)
-    vague = index.duplicated(keep=False) | index.isin([".", "0", ""])
-    if not vague.any():
-        return ids
+    if index.is_unique and (index.get_indexer(_NO_NAMES) < 0).all():
+        return index  # which remembers that it is unique: to find that out again takes long
+    vague = index.duplicated(keep=False) | index.isin(_NO_NAMES)
     names = ids.copy()
     rows = variants[vague]
     names[vague] = [
@@ -150,7 +154,7 @@ def _unique_names(variants: pd.DataFrame, ids: NDArray[np.object_]) -> NDArray[n
         numbers[names[i]] = number + 1
         taken.add(name)
         names[i] = name
-    return names
+    return pd.Index(names, dtype=object)
 
 
 def empty_obs(ids: NDArray[np.object_]) -> pd.DataFrame:
