@@ -94,6 +94,7 @@ def test_fit_test_predict(store: Store, pl: Any) -> None:
     split = dl.split_donors(cells.path, seed=1)
     with dl.DonorDataModule(cells.path, genotypes, split=split, batch_size=32, drop_last=True, seed=4) as data:
         assert isinstance(data, pl.LightningDataModule)
+        next(iter(data.loader("train")))  # a pass of somebody else's: epochs are the Trainer's all the same
         model = small_model(pl)
         fitter = trainer(pl, max_epochs=2)
         fitter.fit(model, datamodule=data)
