@@ -24,6 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning",  # anndata, of pandas 3
         "ignore:Consolidated metadata:UserWarning",  # annbatch and anndata write it
+        r"ignore:os\.fork\(\) was called:RuntimeWarning",  # jax, where another test has used it
         "ignore:.isinstance.treespec, LeafSpec:FutureWarning",  # lightning, of torch 2.9
     ):
         config.addinivalue_line("filterwarnings", line)
