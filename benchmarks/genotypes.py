@@ -63,6 +63,7 @@ def gather(data: Data, rounds: int) -> Iterator[Result]:
         low=min(by_round),
         high=max(by_round),
         bar=2.0,
+        of="rows/s",
     )
 
 
@@ -84,6 +85,7 @@ def cache(data: Data, rounds: int) -> Iterator[Result]:
             low=theirs / ours,
             high=theirs / ours,
             bar=1.0,
+            of="rows",
         )
 
 

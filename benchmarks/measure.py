@@ -31,7 +31,7 @@ class Result:
     """One row of the table: a stream against another, and the bar it should clear.
 
     `value` is a ratio, or with `unit` "MB" a difference; `low` and `high` are its least and its greatest over the
-    rounds. `ours` and `theirs` are what it was made of, in cells per second or in MB.
+    rounds. `ours` and `theirs` are what it was made of, in MB or in what `of` names.
     """
 
     row: str
@@ -45,6 +45,7 @@ class Result:
     bar: float | None = None
     at_most: bool = False
     unit: str = "x"
+    of: str = "cells/s"
 
     @property
     def met(self) -> bool | None:

@@ -81,7 +81,7 @@ def cells(result: Result) -> list[str]:
         amounts = [f"{result.ours:,.0f} MB", f"{result.theirs:,.0f} MB"]
         number = "{:+,.0f} MB".format
     else:
-        amounts = [f"{result.ours / 1e3:,.1f} k cells/s", f"{result.theirs / 1e3:,.1f} k cells/s"]
+        amounts = [f"{result.ours / 1e3:,.1f} k {result.of}", f"{result.theirs / 1e3:,.1f} k {result.of}"]
         number = "{:.2f}".format
     bar = "" if result.bar is None else f"{'≤' if result.at_most else '≥'} {result.bar:g}"
     met = {True: "yes", False: "no", None: ""}[result.met]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import donorloader as dl
+from donorloader.genotypes._packing import gather_packed
 from donorloader.genotypes._write import write_genotypes
 
 if TYPE_CHECKING:
@@ -250,3 +251,20 @@ def test_rows_that_cannot_lie_on_the_device(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         dl.DonorLoader(cells, stores[kind], genotypes_on_device=True, **options)
+
+
+def test_what_gathers_is_compiled_before_the_first_batch(
+    stores: dict[str, Any], cells: ad.AnnData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def watched(*arguments: Any) -> None:
+        seen.append([argument.dtype for argument in arguments if isinstance(argument, np.ndarray)])
+        gather_packed(*arguments)
+
+    monkeypatch.setattr("donorloader.genotypes._encoding.gather_packed", watched)
+    with dl.DonorLoader(cells, stores["packed"], genotype_encoding="dosage", prefetch=0) as loader:
+        assert len(seen) == 1
+        next(iter(loader))
+    assert len(seen) > 1
+    assert all(dtypes == seen[0] for dtypes in seen)

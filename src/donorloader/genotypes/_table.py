@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from donorloader._buffers import BufferPool
+
 from ._cache import NextUse, RowCache
 from ._forms import row_form
 
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-
-    from donorloader._buffers import BufferPool
 
     from ._cache import Slots
     from ._encoding import Encoder
@@ -118,6 +118,7 @@ class DonorTable:
         self._values: NDArray[Any] | None = None
         self._idle: RowCache | None = None
         self.form = row_form(store, columns, self.n_variants)
+        self._compile()
         self._row_bytes = self.form.width * self.form.dtype.itemsize
         whole = store.in_memory
         if whole is not None and whole.flags.c_contiguous and _is_all(columns, store.n_variants):
@@ -240,6 +241,12 @@ class DonorTable:
     ) -> NDArray[np.int64] | None:
         out = pool.empty((slots.size, *self.encoder.shape), self.dtype)
         return self.form.gather(values, slots, self.encoder, out, pool)
+
+    def _compile(self) -> None:
+        """Gather one row of nothing, so that what gathers is compiled now and not in the first step of a loop."""
+        nothing = np.zeros((1, self.form.width), dtype=self.form.dtype)
+        out = np.empty((1, *self.encoder.shape), dtype=self.dtype)
+        self.form.gather(nothing, np.zeros(1, dtype=np.int64), self.encoder, out, BufferPool(keep=0))
 
     def give_back(self, cache: RowCache) -> None:
         """A pass is over: the next one begins with its rows."""
