@@ -246,7 +246,7 @@ class DonorTable:
         """Gather one row of nothing, so that what gathers is compiled now and not in the first step of a loop."""
         nothing = np.zeros((1, self.form.width), dtype=self.form.dtype)
         out = np.empty((1, *self.encoder.shape), dtype=self.dtype)
-        self.form.gather(nothing, np.zeros(1, dtype=np.int64), self.encoder, out, BufferPool(keep=0))
+        self.form.gather(nothing, np.zeros(1, dtype=np.int64), self.encoder, out, BufferPool(keep=1))
 
     def give_back(self, cache: RowCache) -> None:
         """A pass is over: the next one begins with its rows."""
