@@ -2,7 +2,7 @@
 
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow bench lint format types layers docs check constraints clean
+.PHONY: help setup demo test test-slow test-jax bench lint format types layers docs check constraints clean
 
 help:  ## list these targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -18,6 +18,10 @@ test: setup  ## the tests, without the slow ones
 
 test-slow: setup  ## the slow tests and the soaks
 	$(BIN)/python -m pytest -m "slow or soak"
+
+test-jax: setup  ## the tests of batches as JAX arrays; adds JAX to .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt jax
+	$(BIN)/python -m pytest tests/test_jax.py
 
 bench: setup  ## the benchmarks, small; FULL=1 for the full size, which rewrites README's table
 	$(BIN)/python -m benchmarks $(if $(FULL),--full --update-readme)

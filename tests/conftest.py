@@ -13,7 +13,7 @@ from _data import Store
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 # Shrinking repeats a failure many times over; the setting that failed is printed either way.
 settings.register_profile(
-    "default", max_examples=60, derandomize=True, phases=[Phase.explicit, Phase.generate], **COMMON
+    "default", max_examples=40, derandomize=True, phases=[Phase.explicit, Phase.generate], **COMMON
 )
 settings.register_profile("deep", max_examples=1500, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -139,6 +139,7 @@ class TestDataLoader:
                 np.testing.assert_array_equal(as_numpy(batch["X"])[order], as_numpy(expected["X"])[rows])
                 assert batch["obs"]["row"].tolist() == batch["index"].tolist()
 
+    @pytest.mark.slow
     def test_spawned_workers(self, store: Store) -> None:
         """Two workers give what none gives, also in a second epoch for workers that live on."""
         bags = dataset(store, max_cells=6)

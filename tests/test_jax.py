@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.sparse import BCSR
 from scipy import sparse
 
 import donorloader as dl
 from donorloader.pipeline import jax_converter
+
+jax = pytest.importorskip("jax", reason="jax is not installed here; `make test-jax` installs it and runs this")
+jnp = pytest.importorskip("jax.numpy")
+BCSR = pytest.importorskip("jax.experimental.sparse").BCSR
 
 if TYPE_CHECKING:
     from _data import Store
