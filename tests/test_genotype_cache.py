@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from donorloader.genotypes._cache import NextUse, RowCache
+from donorloader.genotypes._cache import NextUse, PassStopped, RowCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,6 +146,22 @@ def test_rows_in_use_are_waited_for() -> None:
     thread.join(5)
     assert len(done) == 1
     np.testing.assert_array_equal(cache.values[done[0], 0], [2, 3])
+
+
+def test_a_pass_that_is_over_waits_for_nothing() -> None:
+    """Its other requests may lie in a queue that nobody empties."""
+    trace = [np.array([0, 1]), np.array([2, 3])]
+    cache, next_use = RowCache(4, 2, 1, np.int64), NextUse(trace, 4)
+    next_use.pass_over(trace[0])
+    first, _ = cache.request(trace[0], next_use)
+    over = threading.Event()
+    threading.Timer(0.2, over.set).start()
+    next_use.pass_over(trace[1])
+    with pytest.raises(PassStopped):
+        cache.request(trace[1], next_use, over.is_set)
+    assert cache.in_use
+    first.release()
+    assert not cache.in_use
 
 
 def test_rows_that_could_not_be_read_are_read_again() -> None:

@@ -175,6 +175,7 @@ class Engine:
             self._table,
             lambda: chain(self.plan(epoch, skip=skip), self.plan(epoch + 1)),
             self._options.donor_rows,
+            lambda: conveyor.stopped,
         )
         if self._table is not None and not self._table.resident:
             # reading is a lane of its own, so that the next window is read while this one is gathered

@@ -134,7 +134,7 @@ def _attach(
                 drawn = complete_requests(copy.deepcopy(sampler), loader.n_obs, np.random.default_rng(0))
                 return donor_requests(drawn, codes)
 
-            windows = plan_windows(requests(), table, requests, "batch")
+            windows = plan_windows(requests(), table, requests, "batch", lambda: conveyor.stopped)
             planned = stream_genotypes(windows, table, pool, "batch")
             ahead = table.batches_ahead(_BATCHES_AHEAD, sampler.batch_size)
             lane = conveyor.lane("genotypes", planned, capacity=ahead)

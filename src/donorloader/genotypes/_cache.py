@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["NextUse", "RowCache", "Slots"]
+__all__ = ["NextUse", "PassStopped", "RowCache", "Slots"]
+
+# Between two looks at whether the pass is over, while a slot is waited for. Unit: seconds.
+_LOOK = 0.05
 
 _NEVER = np.iinfo(np.int64).max
+
+
+class PassStopped(Exception):
+    """The pass ended while a slot was waited for."""
 
 
 class NextUse:
@@ -85,7 +92,9 @@ class RowCache:
         """Whether a request that was handed out has not been let go of."""
         return bool(self._users.any())
 
-    def request(self, donors: NDArray[np.int64], next_use: NextUse) -> tuple[Slots, NDArray[np.bool_]]:
+    def request(
+        self, donors: NDArray[np.int64], next_use: NextUse, stopped: Callable[[], bool] = lambda: False
+    ) -> tuple[Slots, NDArray[np.bool_]]:
         """Slots for the distinct donors of a request, and which of these are still to be filled.
 
         Parameters
@@ -94,6 +103,14 @@ class RowCache:
             (n,) int64 codes, no more of them than the cache has slots.
         next_use
             Says what is needed after this request, which has been passed over.
+        stopped
+            Says whether the pass is over, so that a slot may never be released: its requests may lie in a queue that
+            nobody empties.
+
+        Raises
+        ------
+        PassStopped
+            If it is, while a slot is waited for.
         """
         slots = self._slot_of[donors]
         missing = slots < 0
@@ -101,7 +118,9 @@ class RowCache:
             taken = self._make_room(donors, needed, next_use)
             with self._changed:
                 while self._users[taken].any():
-                    self._changed.wait(0.5)
+                    if stopped():
+                        raise PassStopped
+                    self._changed.wait(_LOOK)
             old = self._code_in[taken]
             self._slot_of[old[old >= 0]] = -1
             self._code_in[taken] = donors[missing]

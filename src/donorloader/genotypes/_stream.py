@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ._cache import PassStopped
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -50,6 +52,7 @@ def plan_windows(
     table: DonorTable | None,
     trace: Callable[[], Iterable[DonorRequest]],
     donor_rows: Literal["batch", "window"],
+    stopped: Callable[[], bool],
 ) -> Iterator[tuple[DonorRequest, WindowRows | None]]:
     """Each donor request with the rows of its donors.
 
@@ -65,6 +68,8 @@ def plan_windows(
     donor_rows
         Where one load request's rows are more than the budget holds, those of its batches are read one after the other,
         unless its batches share them.
+    stopped
+        Says whether the pass is over, at whatever point.
     """
     if table is None:
         yield from ((request, None) for request in requests)
@@ -74,7 +79,9 @@ def plan_windows(
     try:
         for whole in requests:
             for request in _by_batch(whole) if order.by_batch else (whole,):
-                yield request, rows.request(request["requests"])
+                yield request, rows.request(request["requests"], stopped)
+    except PassStopped:
+        return
     finally:
         rows.close()
 

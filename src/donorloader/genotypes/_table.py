@@ -260,12 +260,18 @@ class PassRows:
     def __init__(self, table: DonorTable, cache: RowCache | None, next_use: NextUse | None):
         self._table, self._cache, self._next_use = table, cache, next_use
 
-    def request(self, donors: NDArray[np.int64]) -> WindowRows:
-        """Rows of the given donor codes (ascending), read where they are not at hand."""
+    def request(self, donors: NDArray[np.int64], stopped: Callable[[], bool]) -> WindowRows:
+        """Rows of the given donor codes (ascending), read where they are not at hand.
+
+        Raises
+        ------
+        PassStopped
+            If the pass is over while rows of earlier requests are waited for.
+        """
         if self._cache is None or self._next_use is None:
             return self._table.resident_rows(donors)
         self._next_use.pass_over(donors)
-        held, missing = self._cache.request(donors, self._next_use)
+        held, missing = self._cache.request(donors, self._next_use, stopped)
         self._table.counts.needed += donors.size
         try:
             self._table.read_into(self._cache.values, held.index[missing], donors[missing])
