@@ -306,6 +306,32 @@ class TestTensors:
         (expected * weights).sum().backward()
         torch.testing.assert_close(values.grad, twin.grad)
 
+    @pytest.mark.parametrize("how", ["mean", "sum", "max", "softmax"])
+    def test_gradients_equal_padded_and_masked(self, how: Any) -> None:
+        """Also with zeros, ties and bags of one: counts, and what ReLU gives, are full of them."""
+        sizes = [3, 1, 4, 2, 3]
+        offsets = torch.tensor([0, *np.cumsum(sizes)])
+        bags = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        batch = {"X": torch.zeros(len(bags), 1), "offsets": offsets, "donor_idx": bags}
+        numbers = [-1.0, 0, -2, 0, 0, 0, -2, -2, 5, 5, -1, -1, 0]
+        values = torch.tensor(numbers, dtype=torch.float64, requires_grad=True)
+        twin = values.detach().clone().requires_grad_()
+        mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
+        hidden = {"sum": 0.0, "mean": 0.0}.get(how, -torch.inf)
+        padded = torch.full(mask.shape, hidden, dtype=torch.float64).masked_scatter(mask, twin)
+        expected = {
+            "mean": lambda: padded.sum(1) / mask.sum(1),
+            "sum": lambda: padded.sum(1),
+            "max": lambda: padded.amax(1),
+            "softmax": lambda: torch.softmax(padded, 1)[mask],
+        }[how]()
+        got = dl.bag_reduce(values, batch, how)
+        torch.testing.assert_close(got, expected)
+        weights = torch.arange(1.0, got.numel() + 1, dtype=torch.float64)
+        (got * weights).sum().backward()
+        (expected * weights).sum().backward()
+        torch.testing.assert_close(values.grad, twin.grad)
+
     def test_collect(self, store: Store) -> None:
         with dl.BagLoader(store.cells(3).path, bags_per_batch=5) as loader:
             batches = list(loader)

@@ -106,7 +106,13 @@ def bag_reduce(
     if how == "mean":
         sizes = batch["offsets"].diff().to(values.dtype)
         return zeros.index_add(0, bag, values) / sizes.reshape(-1, *[1] * (values.dim() - 1))
-    largest = zeros.scatter_reduce(0, index, values, reduce="amax", include_self=False)
+    if values.is_floating_point():
+        # from -inf on: torch's gradient takes an initial value that equals the maximum for one more that shares it, also
+        # where it is told to leave the initial values out
+        lowest = torch.full_like(zeros, -torch.inf)
+        largest = lowest.scatter_reduce(0, index, values, reduce="amax", include_self=True)
+    else:
+        largest = zeros.scatter_reduce(0, index, values, reduce="amax", include_self=False)
     if how == "max":
         return largest
     # the largest value cancels out; no gradient is needed through it

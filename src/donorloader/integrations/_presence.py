@@ -9,6 +9,9 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from donorloader._past_cache import LARGE, copy_past_cache, finish_copies
+from donorloader.cells import fill_dense
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -48,7 +51,11 @@ def presence(
     out: NDArray[np.float32] = pool.empty((rows.size, genotypes.shape[1]), np.float32)
     if genotypes.dtype not in (np.int8, np.float32):  # compiled for these two: others are rare
         genotypes = genotypes.astype(np.float32)
-    _presence(genotypes, rows, fill, out)
+    if out.nbytes < LARGE:
+        _presence(genotypes, rows, fill, out)
+    else:
+        row = np.empty(out.shape[1], dtype=np.float32)
+        _presence_past_cache(genotypes, rows, fill, row, row.view(np.uint8), out.view(np.uint8))
     return out
 
 
@@ -95,7 +102,8 @@ def dense_counts(X: Any, pool: BufferPool) -> tuple[NDArray[np.float32], NDArray
             data, indices, indptr = X.values().numpy(), X.col_indices().numpy(), X.crow_indices().numpy()
         else:
             data, indices, indptr = X.data, X.indices, X.indptr
-        return x, sums, int(_fill(data, indices, indptr.astype(np.int64, copy=False), x, sums))
+        fill_dense(data, indices, indptr, x)
+        return x, sums, int(_sum_sparse(data, indptr, sums))
     array = X.numpy() if isinstance(X, torch.Tensor) else X
     if array.dtype == np.float32 and array.flags.c_contiguous:
         return array, sums, int(_sum(array, sums))
@@ -127,15 +135,26 @@ def _presence(genotypes, rows, fill, out):  # type: ignore[no-untyped-def] # pra
 
 
 @numba.njit(nogil=True, cache=True)
-def _fill(data, indices, indptr, out, sums):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+def _presence_past_cache(genotypes, rows, fill, row, row_bytes, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """As `_presence`, into the bytes of a large array: each row is made in `row`, which stays in the cache."""
+    one, zero = np.float32(1), np.float32(0)
+    for i in range(rows.size):
+        calls = genotypes[rows[i]]
+        for j in range(row.size):
+            value, missing = calls[j], fill[j]  # both, or each would be a branch
+            row[j] = one if value >= 0.5 else (zero if value >= 0 else missing)
+        copy_past_cache(out[i], row_bytes)
+    finish_copies()
+
+
+@numba.njit(nogil=True, cache=True)
+def _sum_sparse(data, indptr, sums):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
     bad = -1
-    for i in range(out.shape[0]):
-        out[i, :] = 0
+    for i in range(sums.shape[0]):
         total = 0.0
         wrong = False
         for k in range(indptr[i], indptr[i + 1]):
             value = data[k]
-            out[i, indices[k]] += value  # a column may be stored twice
             total += value
             wrong |= not (value >= 0 and value == np.floor(value))
         sums[i, 0] = total
