@@ -107,8 +107,8 @@ def bag_reduce(
         sizes = batch["offsets"].diff().to(values.dtype)
         return zeros.index_add(0, bag, values) / sizes.reshape(-1, *[1] * (values.dim() - 1))
     if values.is_floating_point():
-        # from -inf on: torch's gradient takes an initial value that equals the maximum for one more that shares it, also
-        # where it is told to leave the initial values out
+        # from -inf on: torch's gradient takes an initial value that equals the maximum for one more that shares it,
+        # also where it is told to leave the initial values out
         lowest = torch.full_like(zeros, -torch.inf)
         largest = lowest.scatter_reduce(0, index, values, reduce="amax", include_self=True)
     else:
