@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _panels import FIDS, IDS, N_RECORDS, SmallPanel, _write_bcf, small_panel, write_panel
-from donorloader.genotypes._packing import unpack_rows
+from donorloader.genotypes._packing import unpack
 from donorloader.genotypes._selection import Selection
 from donorloader.genotypes._transpose import TransposedRows, transpose
 from donorloader.genotypes.readers import open_variants
@@ -142,7 +142,9 @@ def test_turned_and_selected(
         np.testing.assert_array_equal(as_float(some), expected[:, keep][[2, 0, 2]][:, columns])
         assert rows.names(columns).tolist() == var.index[keep][columns].tolist()
         if rows.packed is not None:
-            np.testing.assert_array_equal(unpack_rows(rows.packed[np.arange(len(samples))], rows.n_variants), values)
+            np.testing.assert_array_equal(
+                unpack(rows.packed[np.arange(len(samples))], slice(0, rows.n_variants)), values
+            )
     assert list(folder.iterdir()) == []
     reader.close()
 

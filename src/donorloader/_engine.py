@@ -166,18 +166,15 @@ class Engine:
         return conveyor.lane("dense cells", dense, capacity=_HAND_OVER, room=self._room, size=_size)
 
     def _genotype_lane(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[GenotypeBatch]:
-        if self._device_rows is not None:
-            bare = ((request, None) for request in self.plan(epoch, skip=skip))
-            genotypes = stream_genotypes(bare, self._table, self._pool, self._options.donor_rows)
-            return conveyor.lane("genotypes", genotypes, capacity=_HAND_OVER)
+        read_here = self._table if self._device_rows is None else None  # else rows are taken where they lie
         windows = plan_windows(
             self.plan(epoch, skip=skip),
-            self._table,
+            read_here,
             lambda: chain(self.plan(epoch, skip=skip), self.plan(epoch + 1)),
             self._options.donor_rows,
             lambda: conveyor.stopped,
         )
-        if self._table is not None and not self._table.resident:
+        if read_here is not None and not read_here.resident:
             # reading is a lane of its own, so that the next window is read while this one is gathered
             windows = conveyor.lane("genotype rows", windows, capacity=1, batches=lambda w: len(w[0]["splits"]))
         genotypes = stream_genotypes(windows, self._table, self._pool, self._options.donor_rows)

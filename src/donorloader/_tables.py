@@ -15,7 +15,6 @@ from donorloader.cis import CisWindow, find_cis
 from donorloader.genotypes import (
     DonorTable,
     GenotypeStore,
-    frequencies,
     make_encoder,
     open_genotypes,
     resolve_variants,
@@ -130,15 +129,8 @@ def open_tables(
 
 def _donor_table(store: GenotypeStore, rows: NDArray[np.int64], options: GenotypeOptions) -> DonorTable:
     columns = resolve_variants(store, options.variants)
-    encoder = make_encoder(
-        options.genotype_encoding,
-        options.missing_calls,
-        dtype=store.dtype,
-        n_variants=columns.stop - columns.start if isinstance(columns, slice) else columns.size,
-        absent_donors=options.missing_donors == "nan",
-        frequencies=lambda: frequencies(store, columns),
-        name=lambda position: str(store.names(columns)[position]),
-    )
+    nan = options.missing_donors == "nan"
+    encoder = make_encoder(store, columns, options.genotype_encoding, options.missing_calls, absent_donors=nan)
     return DonorTable(store, columns, rows, memory=options.genotype_memory, encoder=encoder)
 
 

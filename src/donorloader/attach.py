@@ -16,7 +16,6 @@ from donorloader._ids import as_text, shorten
 from donorloader._options import parse_memory
 from donorloader.genotypes import (
     DonorTable,
-    frequencies,
     make_encoder,
     open_genotypes,
     plan_windows,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from donorloader.genotypes import Encoder, GenotypeStore
+    from donorloader.genotypes import GenotypeStore
     from donorloader.samplers import DonorRequest
 
 __all__ = ["attach_donor_features"]
@@ -99,17 +98,7 @@ def attach_donor_features(
     columns = resolve_variants(store, variants)
     memory = parse_memory(genotype_memory, "genotype_memory")
     donors = _planned_donors(loader, donor_id_key, obs)
-    n_variants = columns.stop - columns.start if isinstance(columns, slice) else columns.size
-    encoder = make_encoder(
-        None,
-        None,
-        dtype=store.dtype,
-        n_variants=n_variants,
-        absent_donors=False,
-        frequencies=lambda: frequencies(store, columns),
-        name=str,
-    )
-    return _attach(loader, store, columns, memory, encoder, donor_id_key, key, donors)
+    return _attach(loader, store, columns, memory, donor_id_key, key, donors)
 
 
 def _attach(
@@ -117,7 +106,6 @@ def _attach(
     store: GenotypeStore,
     columns: Any,
     memory: int,
-    encoder: Encoder,
     donor_id_key: str,
     key: str,
     donors: tuple[NDArray[np.int64], NDArray[np.object_]] | None,
@@ -128,7 +116,9 @@ def _attach(
         lane = None
         if donors is not None and (sampler := _replica(loader)) is not None:
             codes, ids = donors
-            table = DonorTable(store, columns, _rows_of(store, ids), memory=memory, encoder=encoder)
+            table = DonorTable(
+                store, columns, _rows_of(store, ids), memory=memory, encoder=make_encoder(store, columns)
+            )
 
             def requests() -> Iterator[DonorRequest]:
                 drawn = complete_requests(copy.deepcopy(sampler), loader.n_obs, np.random.default_rng(0))

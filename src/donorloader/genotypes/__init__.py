@@ -1,8 +1,7 @@
 """Donor-keyed rows: readers, the store, and the rows of each batch. Knows no cells."""
 
 from ._device_rows import DeviceRows, may_lie_on_device
-from ._encoding import Encoder, Encoding, MissingCalls, make_encoder
-from ._frequencies import frequencies
+from ._encoding import Encoding, MissingCalls, make_encoder
 from ._rows import Columns, GenotypeRows
 from ._store import GenotypeStore, open_genotypes
 from ._stream import GenotypeBatch, plan_windows, stream_genotypes
@@ -13,14 +12,12 @@ __all__ = [
     "Columns",
     "DeviceRows",
     "DonorTable",
-    "Encoder",
     "Encoding",
     "GenotypeBatch",
     "GenotypeRows",
     "GenotypeStore",
     "MissingCalls",
     "ReadCounts",
-    "frequencies",
     "make_encoder",
     "may_lie_on_device",
     "open_genotypes",

@@ -64,7 +64,7 @@ class DeviceRows:
             everyone = np.arange(self._table.rows.size)
             rows = np.zeros((everyone.size, self._table.form.width), dtype=np.uint8)
             self._table.read_into(rows, everyone, everyone)
-            self._values = torch.from_numpy(self._table.encoder.values()).to(self._device)
+            self._values = torch.from_numpy(self._table.encoder.values).to(self._device)
             absent = self._table.rows < 0
             self._absent = torch.from_numpy(absent).to(self._device) if absent.any() else None
             self._packed = torch.from_numpy(rows).to(self._device)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from ._packing import gather_packed
+from ._frequencies import frequencies
+from ._packing import gather_packed, unpack
+from ._rows import count_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ._rows import Columns
+    from ._store import GenotypeStore
 
 __all__ = ["Encoder", "Encoding", "MissingCalls", "make_encoder"]
 
@@ -70,11 +74,10 @@ class Encoder:
     ) -> NDArray[np.int64] | None:
         """Write rows of packed calls into `out`; the first missing call as (row, column) if there may be none."""
         if self.encoding == "onehot":
-            calls = np.empty(out.shape[:2], dtype=np.int8)
-            gather_packed(packed, rows, columns, _COUNTS, calls)
+            calls = unpack(packed, columns, rows)
             np.equal(calls[:, :, None], np.arange(3, dtype=np.int8), out=out.view(bool))
             return _first(calls < 0) if self.missing == "error" else None
-        gather_packed(packed, rows, columns, self.values(), out)
+        gather_packed(packed, rows, columns, self.values, out)
         if self.missing != "error":
             return None
         return _first(np.isnan(out) if self.dtype.kind == "f" else out < 0)
@@ -103,6 +106,7 @@ class Encoder:
             self._fill(out, missing)
         return found
 
+    @cached_property
     def values(self) -> NDArray[Any]:
         """What the codes 0, 1, 2 and missing become: (4,), or (4, n_variants) where that differs by variant."""
         values: NDArray[Any]
@@ -138,31 +142,23 @@ class Encoder:
 
 
 def make_encoder(
-    encoding: Encoding | None,
-    missing: MissingCalls | None,
+    store: GenotypeStore,
+    columns: Columns,
+    encoding: Encoding | None = None,
+    missing: MissingCalls | None = None,
     *,
-    dtype: np.dtype[Any],
-    n_variants: int,
-    absent_donors: bool,
-    frequencies: Callable[[], NDArray[np.float64]],
-    name: Callable[[int], str],
+    absent_donors: bool = False,
 ) -> Encoder:
     """The encoder of a store's chosen variants.
 
     Parameters
     ----------
+    store, columns
+        The genotypes, and the chosen variants.
     encoding, missing
-        As for :class:`donorloader.DonorLoader`.
-    dtype
-        Type of the stored values.
-    n_variants
-        Number of chosen variants.
+        As for :class:`donorloader.DonorLoader`. Default: values as they are stored.
     absent_donors
         Whether donors may have no genotypes, and so rows of NaN.
-    frequencies
-        Reads the (n_variants,) frequency of the counted allele; called where it is needed.
-    name
-        Names a chosen variant by its position.
 
     Raises
     ------
@@ -175,6 +171,7 @@ def make_encoder(
     if missing is not None and missing not in get_args(MissingCalls):
         choices = ", ".join(map(repr, get_args(MissingCalls)))
         raise ValueError(f"missing_calls must be one of {choices}, or None, got {missing!r}.")
+    dtype = store.dtype
     if encoding is None:
         as_float = dtype.kind == "f" or absent_donors
         given = dtype if dtype.kind == "f" or not absent_donors else np.dtype(np.float32)
@@ -194,15 +191,16 @@ def make_encoder(
         )
     twice_freq = scale = np.empty(0)
     if encoding == "standardized" or (encoding == "dosage" and missing == "mean"):
-        p = frequencies()
+        p = frequencies(store, columns)
         twice_freq = np.nan_to_num(2 * p)  # a variant that nobody has a call of: there is nothing to scale
         deviation = np.sqrt(np.nan_to_num(2 * p * (1 - p)).clip(min=0))
         # all calls are alike, so that all are their mean, 0; elsewhere the division is as written in the docs
         scale = np.where(deviation > 0, deviation, np.inf)
-    return Encoder(encoding, missing, given, n_variants, twice_freq, scale, name)
 
+    def name(position: int) -> str:
+        return str(store.names(columns)[position])
 
-_COUNTS = np.array([0, 1, 2, -1], dtype=np.int8)
+    return Encoder(encoding, missing, given, count_columns(columns), twice_freq, scale, name)
 
 
 def _first(found: NDArray[np.bool_]) -> NDArray[np.int64] | None:

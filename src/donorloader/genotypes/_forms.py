@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ._packed import bytes_of
-from ._packing import gather_packed, pack_rows, packed_width
+from ._packing import pack_rows, packed_width, unpack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,9 +82,7 @@ class PackedForm:
         packed = self._matrix.read_bytes(rows, self._first, self._stop)
         if self._pick is None:
             return packed
-        calls = np.empty((rows.size, self._pick.size), dtype=np.int8)
-        gather_packed(packed, np.arange(rows.size), self._pick, _COUNTS, calls)
-        return pack_rows(calls)
+        return pack_rows(unpack(packed, self._pick))
 
     def gather(
         self, values: NDArray[Any], slots: NDArray[np.int64], encoder: Encoder, out: NDArray[Any], pool: BufferPool
@@ -98,6 +96,3 @@ def row_form(store: GenotypeStore, columns: Columns, n_variants: int) -> RowForm
     if store.packed is not None:
         return PackedForm(store.packed, columns, n_variants)
     return PlainForm(store, columns, n_variants)
-
-
-_COUNTS = np.array([0, 1, 2, -1], dtype=np.int8)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ._rows import count_columns
 from ._write_rows import CallCounts
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def frequencies(store: GenotypeStore, columns: Columns) -> NDArray[np.float64]:
     var = store.var()
     if FREQUENCY in var:
         return var[FREQUENCY].to_numpy(dtype=np.float64)[columns]
-    n_columns = columns.stop - columns.start if isinstance(columns, slice) else columns.size
+    n_columns = count_columns(columns)
     counts = CallCounts(n_columns)
     step = max(1, _READ_BYTES // (n_columns * store.dtype.itemsize))
     for start in range(0, store.shape[0], step):

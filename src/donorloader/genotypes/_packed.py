@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._packing import gather_packed, packed_width
+from ._packing import packed_width, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,11 +160,7 @@ class PackedMatrix(_StoredBytes):
     def read(self, rows: NDArray[np.int64], columns: Columns) -> NDArray[np.int8]:
         """Calls, unpacked."""
         first, stop, columns = bytes_of(columns)
-        packed = self.read_bytes(rows, first, stop)
-        n_columns = columns.stop - columns.start if isinstance(columns, slice) else columns.size
-        out = np.empty((rows.size, n_columns), dtype=np.int8)
-        gather_packed(packed, np.arange(rows.size), columns, CALLS, out)
-        return out
+        return unpack(self.read_bytes(rows, first, stop), columns)
 
 
 class DosageMatrix(_StoredBytes):
@@ -183,8 +179,7 @@ class DosageMatrix(_StoredBytes):
         return DOSAGES.take(self.read_bytes(rows, first, stop)[:, columns - first])
 
 
-#: What the codes stand for.
-CALLS: NDArray[np.int8] = np.array([0, 1, 2, -1], dtype=np.int8)
+#: What the codes of dosages stand for.
 DOSAGES: NDArray[np.float32] = np.append(np.arange(DOSAGE_MISSING) / DOSAGE_STEPS, np.nan).astype(np.float32)
 
 

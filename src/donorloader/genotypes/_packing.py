@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numba
 import numpy as np
 
+from ._rows import count_columns
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["count_packed", "gather_packed", "pack_rows", "pack_variants", "packed_width", "unpack_rows"]
+__all__ = ["count_packed", "gather_packed", "pack_rows", "pack_variants", "packed_width", "unpack"]
+
+#: What the codes stand for: counts of the counted allele, and -1 for a missing call.
+CALLS: NDArray[np.int8] = np.array([0, 1, 2, -1], dtype=np.int8)
 
 
 def packed_width(n_variants: int) -> int:
@@ -77,11 +82,16 @@ def _by_eight(array: NDArray[Any]) -> NDArray[np.uint64]:
     return np.lib.stride_tricks.as_strided(array[:, :8].view(np.uint64), shape, (array.strides[0], 8))
 
 
-def unpack_rows(packed: NDArray[np.uint8], n_variants: int) -> NDArray[np.int8]:
-    """Calls of packed rows: (n_donors, n_variants) int8, -1 where missing."""
-    out = np.empty((packed.shape[0], n_variants), dtype=np.int8)
-    rows = np.arange(packed.shape[0])
-    gather_packed(packed, rows, slice(0, n_variants), np.array([0, 1, 2, -1], dtype=np.int8), out)
+def unpack(
+    packed: NDArray[np.uint8], columns: slice | NDArray[np.int64], rows: NDArray[np.int64] | None = None
+) -> NDArray[np.int8]:
+    """Calls of some rows and columns, (n_rows, n_columns) int8, -1 where missing; parameters as of `gather_packed`.
+
+    Without `rows`, of all.
+    """
+    rows = np.arange(packed.shape[0]) if rows is None else rows
+    out = np.empty((rows.size, count_columns(columns)), dtype=np.int8)
+    gather_packed(packed, rows, columns, CALLS, out)
     return out
 
 

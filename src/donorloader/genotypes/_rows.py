@@ -12,9 +12,24 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Columns", "GenotypeRows", "Matrix", "MemoryMatrix", "SparseMatrix", "StackedMatrix", "StoredMatrix"]
+__all__ = [
+    "Columns",
+    "GenotypeRows",
+    "Matrix",
+    "MemoryMatrix",
+    "SparseMatrix",
+    "StackedMatrix",
+    "StoredMatrix",
+    "count_columns",
+]
 
 type Columns = slice | NDArray[np.int64]
+
+
+def count_columns(columns: Columns) -> int:
+    """How many columns are chosen; a slice has both its ends."""
+    return columns.stop - columns.start if isinstance(columns, slice) else columns.size
+
 
 # Columns that lie closer than this are read in one piece: asking costs more than the columns between.
 _COLUMN_GAP = 64

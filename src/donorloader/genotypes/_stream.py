@@ -74,7 +74,7 @@ def plan_windows(
     if table is None:
         yield from ((request, None) for request in requests)
         return
-    order = _Order() if table.resident else _Order.of(trace(), table, donor_rows)
+    order = _Order() if table.resident else _Order.of(trace, table, donor_rows)
     rows = table.begin(lambda: order.donors, order.largest)
     try:
         for whole in requests:
@@ -130,15 +130,14 @@ class _Order:
     by_batch: bool = False
 
     @classmethod
-    def of(cls, requests: Iterable[DonorRequest], table: DonorTable, donor_rows: Literal["batch", "window"]) -> _Order:
-        by_window, by_batch, largest = [], [], 0
-        for request in requests:
-            donors = request["requests"].astype(np.int32)
-            by_window.append(donors)
-            by_batch += [np.unique(donors[split]) for split in request["splits"]]
-            largest = max(largest, donors.size)
+    def of(
+        cls, trace: Callable[[], Iterable[DonorRequest]], table: DonorTable, donor_rows: Literal["batch", "window"]
+    ) -> _Order:
+        by_window = [request["requests"].astype(np.int32) for request in trace()]
+        largest = max((donors.size for donors in by_window), default=0)
         if donor_rows == "window" or table.fits(largest):
             return cls(by_window, largest)
+        by_batch = [part["requests"].astype(np.int32) for request in trace() for part in _by_batch(request)]
         return cls(by_batch, max(donors.size for donors in by_batch), by_batch=True)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._packing import gather_packed
+from ._packing import unpack
 from ._scratch import PER_BYTE, MoreThanTwoCopiesError, Scratch, ScratchRows
 from ._selection import Filter
 
@@ -32,7 +32,6 @@ __all__ = ["TransposedRows", "transpose"]
 _BLOCK_PART = 0.1
 # Larger blocks are not read faster. [Unit: byte]
 _BLOCK_BYTES = 16 * 2**20
-_VALUES = np.array([0, 1, 2, -1], dtype=np.int8)
 
 
 class TransposedRows:
@@ -76,11 +75,9 @@ class TransposedRows:
             block: NDArray[Any] = self._array[rows][:, columns]
             self._scratch.forget_pages()
             return np.ascontiguousarray(block)
-        n_columns = columns.stop - columns.start if isinstance(columns, slice) else columns.size
-        out = np.empty((rows.size, n_columns), dtype=np.int8)
-        gather_packed(self._array, rows, columns, _VALUES, out)
+        calls = unpack(self._array, columns, rows)
         self._scratch.forget_pages()
-        return out
+        return calls
 
     def names(self, columns: Columns) -> NDArray[np.object_]:
         """Names of variants: the index of `var()`."""
