@@ -96,20 +96,22 @@ def dense_counts(X: Any, pool: BufferPool) -> tuple[NDArray[np.float32], NDArray
     """
     sparse = X.layout == torch.sparse_csr if isinstance(X, torch.Tensor) else sp.issparse(X)
     sums = np.empty((X.shape[0], 1), dtype=np.float32)
+    x: NDArray[np.float32]
     if sparse:
-        x: NDArray[np.float32] = pool.empty(tuple(X.shape), np.float32)
+        x = pool.empty(tuple(X.shape), np.float32)
         if isinstance(X, torch.Tensor):
             data, indices, indptr = X.values().numpy(), X.col_indices().numpy(), X.crow_indices().numpy()
         else:
             data, indices, indptr = X.data, X.indices, X.indptr
         fill_dense(data, indices, indptr, x)
-        return x, sums, int(_sum_sparse(data, indptr, sums))
+        return x, sums, int(_sum(data, indptr, sums))
     array = X.numpy() if isinstance(X, torch.Tensor) else X
     if array.dtype == np.float32 and array.flags.c_contiguous:
-        return array, sums, int(_sum(array, sums))
-    x = pool.empty(array.shape, np.float32)
-    x[...] = array
-    return x, sums, int(_sum(x, sums))
+        x = array
+    else:
+        x = pool.empty(array.shape, np.float32)
+        x[...] = array
+    return x, sums, int(_sum(x.reshape(-1), np.arange(len(x) + 1) * x.shape[1], sums))
 
 
 def dense_counts_by_torch(X: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,51 +128,36 @@ def not_a_count(values: NDArray[Any]) -> Any:
 
 @numba.njit(nogil=True, cache=True)
 def _presence(genotypes, rows, fill, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
-    one, zero = np.float32(1), np.float32(0)
     for i in range(rows.size):
-        row, to = genotypes[rows[i]], out[i]
-        for j in range(row.size):
-            value, missing = row[j], fill[j]  # both, or each would be a branch
-            to[j] = one if value >= 0.5 else (zero if value >= 0 else missing)
+        _presence_of(genotypes[rows[i]], fill, out[i])
 
 
 @numba.njit(nogil=True, cache=True)
 def _presence_past_cache(genotypes, rows, fill, row, row_bytes, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
     """As `_presence`, into the bytes of a large array: each row is made in `row`, which stays in the cache."""
-    one, zero = np.float32(1), np.float32(0)
     for i in range(rows.size):
-        calls = genotypes[rows[i]]
-        for j in range(row.size):
-            value, missing = calls[j], fill[j]  # both, or each would be a branch
-            row[j] = one if value >= 0.5 else (zero if value >= 0 else missing)
+        _presence_of(genotypes[rows[i]], fill, row)
         copy_past_cache(out[i], row_bytes)
     finish_copies()
 
 
 @numba.njit(nogil=True, cache=True)
-def _sum_sparse(data, indptr, sums):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+def _presence_of(calls, fill, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    one, zero = np.float32(1), np.float32(0)
+    for j in range(out.size):
+        value, missing = calls[j], fill[j]  # both, or each would be a branch
+        out[j] = one if value >= 0.5 else (zero if value >= 0 else missing)
+
+
+@numba.njit(nogil=True, cache=True)
+def _sum(values, indptr, sums):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """Sums of the stretches of `values` between `indptr`, and the first with a value that is no count, else -1."""
     bad = -1
     for i in range(sums.shape[0]):
         total = 0.0
         wrong = False
         for k in range(indptr[i], indptr[i + 1]):
-            value = data[k]
-            total += value
-            wrong |= not (value >= 0 and value == np.floor(value))
-        sums[i, 0] = total
-        if wrong and bad < 0:
-            bad = i
-    return bad
-
-
-@numba.njit(nogil=True, cache=True)
-def _sum(x, sums):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
-    bad = -1
-    for i in range(x.shape[0]):
-        total = 0.0
-        wrong = 0
-        for j in range(x.shape[1]):
-            value = x[i, j]
+            value = values[k]
             total += value
             wrong |= not (value >= 0 and value == np.floor(value))
         sums[i, 0] = total

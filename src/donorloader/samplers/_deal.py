@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
-from annbatch.abc import Sampler
 
 from ._rows import complete_requests, cover_unsorted, request_rows
+from ._wrapper import WrappingSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
     from numpy.typing import NDArray
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["DealSampler"]
 
 
-class DealSampler(Sampler):
+class DealSampler(WrappingSampler):
     """One rank's share of what any sampler draws.
 
     Every rank takes one of each next W load requests, whole. Where these have different numbers of batches, and at the
@@ -36,21 +36,9 @@ class DealSampler(Sampler):
     """
 
     def __init__(self, sampler: Sampler, share: Share):
-        self._sampler, self._share = copy.deepcopy(sampler), share
+        super().__init__(sampler)
+        self._share = share
         self._split_rng = np.random.default_rng(0)  # only for splits that the wrapped sampler leaves open
-
-    @property
-    def batch_size(self) -> int | None:
-        return self._sampler.batch_size
-
-    @property
-    def shuffle(self) -> bool:
-        return self._sampler.shuffle
-
-    def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on to a sampler that takes it."""
-        if callable(set_epoch := getattr(self._sampler, "set_epoch", None)):
-            set_epoch(epoch)
 
     def n_batches(self, n_obs: int) -> int:
         """Number of batches of a pass, the same on every rank."""

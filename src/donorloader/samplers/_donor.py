@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
-from annbatch.abc import Sampler
 
 from ._replay import replay
 from ._resume import delivered_batches
 from ._rows import request_rows
+from ._wrapper import WrappingSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
     from numpy.typing import NDArray
 
@@ -44,7 +44,7 @@ class DonorRequest(TypedDict):
     bags: list[NDArray[np.int64]] | None
 
 
-class DonorSampler(Sampler):
+class DonorSampler(WrappingSampler):
     """Say which donors each batch of another sampler needs, without reading a cell.
 
     The order of cells is a function of a seed, so a replica of the cells' sampler with the same seed and epoch tells
@@ -79,17 +79,9 @@ class DonorSampler(Sampler):
         codes = np.asarray(codes)
         if codes.ndim != 1 or codes.dtype.kind not in "iu":
             raise TypeError(f"codes must be one integer per cell, got an array of {codes.dtype}, shape {codes.shape}.")
-        self._sampler = copy.deepcopy(sampler)
+        super().__init__(sampler)
         self._codes = codes
         self._seed, self._epoch, self._skip = seed, epoch, skip
-
-    @property
-    def batch_size(self) -> int | None:
-        return self._sampler.batch_size
-
-    @property
-    def shuffle(self) -> bool:
-        return self._sampler.shuffle
 
     @property
     def epoch(self) -> int:
@@ -99,10 +91,6 @@ class DonorSampler(Sampler):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass."""
         self._epoch = epoch
-
-    def n_batches(self, n_obs: int) -> int:
-        """Number of batches of a pass over `n_obs` cells."""
-        return self._sampler.n_batches(n_obs)
 
     def validate(self, n_obs: int) -> None:
         """Check that each of `n_obs` cells has a donor, and let the wrapped sampler check its settings."""

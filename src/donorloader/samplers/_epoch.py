@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from annbatch.abc import Sampler
-
 from ._replay import replay
 from ._resume import delivered_batches
+from ._wrapper import WrappingSampler
 
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Iterator
 
+    from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
 
 __all__ = ["EpochSampler", "RequestPlan"]
@@ -35,7 +34,7 @@ class RequestPlan(NamedTuple):
     part_of: int | None
 
 
-class EpochSampler(Sampler):
+class EpochSampler(WrappingSampler):
     """Run a sampler so that its order is a pure function of (seed, epoch).
 
     Parameters
@@ -47,7 +46,7 @@ class EpochSampler(Sampler):
     """
 
     def __init__(self, sampler: Sampler, *, seed: int):
-        self._sampler = copy.deepcopy(sampler)
+        super().__init__(sampler)
         self._seed = seed
         self._armed = threading.local()
 
@@ -60,22 +59,6 @@ class EpochSampler(Sampler):
     def seed(self) -> int:
         """The seed of every pass."""
         return self._seed
-
-    @property
-    def batch_size(self) -> int | None:
-        return self._sampler.batch_size
-
-    @property
-    def shuffle(self) -> bool:
-        return self._sampler.shuffle
-
-    def n_batches(self, n_obs: int) -> int:
-        """Number of batches of a pass over `n_obs` rows."""
-        return self._sampler.n_batches(n_obs)
-
-    def validate(self, n_obs: int) -> None:
-        """Let the wrapped sampler check its settings against `n_obs`."""
-        self._sampler.validate(n_obs)
 
     def arm(self, epoch: int, plan: deque[RequestPlan], *, skip: int = 0) -> None:
         """Set the epoch of the next pass begun on this thread.

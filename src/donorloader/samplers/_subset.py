@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from annbatch.abc import Sampler
 
 from ._rows import complete_requests, cover_rows, request_rows
+from ._wrapper import WrappingSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
     from numpy.typing import NDArray
 
 __all__ = ["SubsetSampler"]
 
 
-class SubsetSampler(Sampler):
+class SubsetSampler(WrappingSampler):
     """Run any sampler over a chosen set of rows of a collection.
 
     The wrapped sampler sees a table of ``len(rows)`` rows, numbered from 0; what it asks for is translated into rows
@@ -48,7 +48,7 @@ class SubsetSampler(Sampler):
             raise TypeError(f"rows must be row numbers or a boolean mask, got an array of {rows.dtype}.")
         if rows.size == 0:
             raise ValueError("A subset needs at least one row, but `rows` chooses none. Widen the filter.")
-        self._sampler = copy.deepcopy(sampler)
+        super().__init__(sampler)
         self._rows = np.unique(rows.astype(np.int64))
         if self._rows[0] < 0:
             raise ValueError(f"rows must be 0 or more, got {self._rows[0]}.")
@@ -58,19 +58,6 @@ class SubsetSampler(Sampler):
     def rows(self) -> NDArray[np.int64]:
         """The chosen rows, ascending."""
         return self._rows
-
-    @property
-    def batch_size(self) -> int | None:
-        return self._sampler.batch_size
-
-    @property
-    def shuffle(self) -> bool:
-        return self._sampler.shuffle
-
-    def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on to a sampler that takes it."""
-        if callable(set_epoch := getattr(self._sampler, "set_epoch", None)):
-            set_epoch(epoch)
 
     def n_batches(self, n_obs: int) -> int:
         """Number of batches of a pass; depends on the chosen rows, not on `n_obs`."""

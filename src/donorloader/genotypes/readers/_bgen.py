@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._forward import ForwardFile
-from ._reader import VariantBlock, check_ids, damaged, empty_obs, import_library
-from ._records import Haploid, split_records
+from ._reader import VariantBlock, check_ids, damaged, import_library
+from ._records import Haploid, RecordReader, split_records
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pandas as pd
     from numpy.typing import NDArray
 
     from ._reader import Multiallelic
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["BgenReader"]
 
 
-class BgenReader:
+class BgenReader(RecordReader):
     """A BGEN file of layout 2, https://www.chg.ox.ac.uk/~gav/bgen_format/.
 
     A value is the dosage of an allele that is not the first of its record: the expected number of copies, NaN where
@@ -80,19 +79,6 @@ class BgenReader:
         self.n_variants = len(self._records.var)
         # From the start and in order, never by an index file beside it: that may be of another file, or order.
         self._file = ForwardFile(path, self._open, self._decode)
-
-    @property
-    def notes(self) -> list[str]:
-        """On records of several alleles, and on haploid calls read so far."""
-        return [*self._records.notes, *self._haploid.notes]
-
-    def var(self) -> pd.DataFrame:
-        """Variants; `a0` is the first allele of the record, `a1` another."""
-        return self._records.var
-
-    def obs(self) -> pd.DataFrame:
-        """Nothing but ids."""
-        return empty_obs(self.ids)
 
     def read_block(self, variants: NDArray[np.int64], samples: NDArray[np.int64]) -> VariantBlock:
         """Dosages, see :class:`VariantReader`."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from ._reader import check_multiallelic, variant_table
+from ._reader import check_multiallelic, empty_obs, variant_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ._reader import Multiallelic
 
-__all__ = ["Haploid", "Records", "sex_chromosome_note", "split_records", "split_texts"]
+__all__ = ["Haploid", "RecordReader", "Records", "sex_chromosome_note", "split_records", "split_texts"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,27 @@ class Haploid:
             f"{sum(self._by_chromosome.values()):,} variants have calls of one copy, which count 0 or 1 "
             f"(chromosome {', '.join(sorted(self._by_chromosome))})."
         ]
+
+
+class RecordReader:
+    """Base of readers of records that tell nothing of donors but their ids."""
+
+    ids: NDArray[np.object_]
+    _records: Records
+    _haploid: Haploid
+
+    @property
+    def notes(self) -> list[str]:
+        """On records of several alleles, and on haploid calls read so far."""
+        return [*self._records.notes, *self._haploid.notes]
+
+    def var(self) -> pd.DataFrame:
+        """Variants of the records."""
+        return self._records.var
+
+    def obs(self) -> pd.DataFrame:
+        """Nothing but ids."""
+        return empty_obs(self.ids)
 
 
 def sex_chromosome_note(chrom: Any, kind: str) -> list[str]:

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from ._forward import ForwardFile
-from ._reader import VariantBlock, check_ids, damaged, empty_obs, import_library
-from ._records import Haploid, split_records
+from ._reader import VariantBlock, check_ids, damaged, import_library
+from ._records import Haploid, RecordReader, split_records
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ _NO_COPY = -2
 _BGZF_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 
-class VcfReader:
+class VcfReader(RecordReader):
     """A VCF or BCF file.
 
     A call is the number of copies of the ALT allele in GT, phased or not; -1 where any copy is missing. The file is
@@ -87,19 +87,6 @@ class VcfReader:
         self.n_variants = len(self._records.var)
         self._samples = np.arange(self.ids.size)
         self._file = ForwardFile(path, self._open, self._alleles if self._field == "GT" else self._dosages)
-
-    @property
-    def notes(self) -> list[str]:
-        """On records of several ALT alleles, and on haploid calls read so far."""
-        return [*self._records.notes, *self._haploid.notes]
-
-    def var(self) -> pd.DataFrame:
-        """Variants; `a1` is ALT, `a0` REF."""
-        return self._records.var
-
-    def obs(self) -> pd.DataFrame:
-        """Nothing but ids."""
-        return empty_obs(self.ids)
 
     def read_block(self, variants: NDArray[np.int64], samples: NDArray[np.int64]) -> VariantBlock:
         """Calls or dosages, see :class:`VariantReader`."""

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import zarr
 
-from ._reader import VariantBlock, check_ids, damaged, empty_obs
-from ._records import Haploid, split_records
+from ._reader import VariantBlock, check_ids, damaged
+from ._records import Haploid, RecordReader, split_records
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ _NO_COPY = -2
 _NEEDED = ("variant_position", "variant_contig", "contig_id", "variant_allele", "sample_id")
 
 
-class VczReader:
+class VczReader(RecordReader):
     """A VCF Zarr store, https://github.com/sgkit-dev/vcf-zarr-spec, in zarr format 2 or 3.
 
     A call is the number of copies of the ALT allele in `call_genotype`, phased or not; -1 where any copy is missing.
@@ -88,19 +88,6 @@ class VczReader:
         )
         self.n_variants = len(self._records.var)
         self.granule = int(self._calls.chunks[0])
-
-    @property
-    def notes(self) -> list[str]:
-        """On records of several ALT alleles, and on haploid calls read so far."""
-        return [*self._records.notes, *self._haploid.notes]
-
-    def var(self) -> pd.DataFrame:
-        """Variants; `a1` is ALT, `a0` REF."""
-        return self._records.var
-
-    def obs(self) -> pd.DataFrame:
-        """Nothing but ids."""
-        return empty_obs(self.ids)
 
     def read_block(self, variants: NDArray[np.int64], samples: NDArray[np.int64]) -> VariantBlock:
         """Calls or dosages, see :class:`VariantReader`."""
