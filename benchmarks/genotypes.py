@@ -19,7 +19,8 @@ from benchmarks.data import DONOR_KEY, SIZES, Data, cache_folder, cached, donor_
 from benchmarks.measure import Result
 from benchmarks.memory import own_peak_mb
 from donorloader.genotypes._cache import NextUse, RowCache
-from donorloader.genotypes._packing import gather_packed, pack_rows, packed_width
+from donorloader.genotypes._packing import pack_rows, packed_width
+from donorloader.genotypes._unpacking import gather_packed
 from donorloader.genotypes._write import write_genotypes
 
 if TYPE_CHECKING:

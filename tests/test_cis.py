@@ -100,6 +100,14 @@ def test_positions_beside_the_cells() -> None:
         )
 
 
+@pytest.mark.parametrize(("gene", "variant"), [("chrM", "MT"), (1.0, "1"), (1, "chr1"), ("CHRX", "X")])
+def test_names_of_one_chromosome(gene: Any, variant: str) -> None:
+    """The same rule as for regions, and numbers of tables with gaps."""
+    genes = pd.DataFrame({"chrom": [gene, np.nan], "start": [5, 6], "end": [9, 9]}, index=["g", "h"])
+    variants = pd.DataFrame({"chrom": [variant], "pos": [7]}, index=["v"])
+    assert find_cis(dl.cis_window(bp=0), genes, variants).mask.toarray().tolist() == [[1], [0]]
+
+
 def test_bad_input() -> None:
     genes, variants = genes_at(1), variants_at(1, 30)
     with pytest.raises(TypeError, match=r"list of names, got the text 'g1'; use \['g1'\]"):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import donorloader as dl
-from donorloader.genotypes._packing import gather_packed
+from donorloader.genotypes._unpacking import gather_packed
 from donorloader.genotypes._write import write_genotypes
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import donorloader as dl
-from donorloader.genotypes._packing import unpack
+from donorloader.genotypes._unpacking import unpack
 from donorloader.genotypes._write import write_genotypes
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from donorloader.genotypes._packing import gather_packed, pack_rows, pack_variants, packed_width, unpack
+from donorloader.genotypes._packing import pack_rows, pack_variants, packed_width
+from donorloader.genotypes._unpacking import gather_packed, unpack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

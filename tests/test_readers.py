@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _panels import FIDS, IDS, N_RECORDS, SmallPanel, _write_bcf, small_panel, write_panel
-from donorloader.genotypes._packing import unpack
 from donorloader.genotypes._selection import Selection
 from donorloader.genotypes._transpose import TransposedRows, transpose
+from donorloader.genotypes._unpacking import unpack
 from donorloader.genotypes.readers import open_variants
 
 if TYPE_CHECKING:

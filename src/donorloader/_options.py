@@ -157,12 +157,12 @@ class ReadOptions:
 class GenotypeOptions:
     """Which genotypes, and what they become; each as for :class:`donorloader.DonorLoader`."""
 
-    variants: Any
-    missing_donors: Literal["error", "drop", "nan"]
-    genotype_layer: str | None
-    genotype_encoding: Encoding | None
-    missing_calls: MissingCalls | None
-    genotype_memory: int
+    variants: Any = None
+    missing_donors: Literal["error", "drop", "nan"] = "error"
+    genotype_layer: str | None = None
+    genotype_encoding: Encoding | None = None
+    missing_calls: MissingCalls | None = None
+    genotype_memory: int = 0
 
     @classmethod
     def checked(cls, *, genotype_memory: int | str, missing_donors: Any, **options: Any) -> GenotypeOptions:

@@ -10,6 +10,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from donorloader._ids import duplicates, shorten
+from donorloader.genotypes import plain_chromosome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +69,8 @@ def cis_window(
         Names of genes, as in `var_names` of the cells. Default: all that have a position.
     bp
         How far from a gene: a variant at `pos` is near if ``start - bp <= pos <= end + bp`` on the same chromosome;
-        1 Mb, as in most eQTL studies. Chromosomes are compared without a leading ``chr``. Unit: base pairs.
+        1 Mb, as in most eQTL studies. Chromosomes are compared without a leading ``chr``, and ``M`` is ``MT``. Unit:
+        base pairs.
     positions
         Where genes are: a table indexed by gene with columns ``chrom``, ``start``, ``end``. Default: `var` of the
         cells.
@@ -191,11 +193,12 @@ def _variant_positions(var: pd.DataFrame) -> pd.DataFrame:
 
 
 def _chromosomes(column: pd.Series) -> NDArray[np.object_]:
-    """Names of chromosomes as text, without a leading "chr"; empty where there is none."""
-    text: Any = column.astype(object).where(column.notna(), "").map(_plain_number)
-    return text.str.replace(r"(?i)^chr", "", regex=True).to_numpy(dtype=object)
+    """Plain names of chromosomes, of which there are few; empty where there is none."""
+    codes, names = pd.factorize(column)
+    plain = [plain_chromosome(_plain_number(name)) for name in names]
+    return np.array([*plain, ""], dtype=object)[codes]
 
 
-def _plain_number(name: Any) -> str:
+def _plain_number(name: Any) -> Any:
     """1.0, as tables with gaps hold chromosome 1, is 1."""
-    return str(int(name)) if isinstance(name, float) and name.is_integer() else str(name)
+    return int(name) if isinstance(name, float) and name.is_integer() else name

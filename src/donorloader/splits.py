@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from donorloader._choose import Donors
+    from donorloader._tables import Tables
 
 __all__ = ["split_cells", "split_donors"]
 
@@ -150,8 +151,9 @@ def split_cells(
     """
     shares = check_fractions(fractions)
     seed = check_seed(seed)
-    tables = _open(study, None, donor_key, None, None, "error", cells_only=True)
-    codes, ids = tables.source.donors(tables.donor_key)
+    tables = _open(study, None, donor_key, None, None, "nan")  # whatever donors lack genotypes
+    with tables.closed_on_error():
+        codes, ids = tables.source.donors(tables.donor_key)
     tables.close()
     fingerprint = fingerprint_cells(codes, ids)
     place = cut_by_hash(codes, shares, seed)
@@ -168,23 +170,14 @@ def _open(
     donors: Donors,
     cells_query: str | None,
     missing_donors: Literal["error", "drop", "nan"],
-    *,
-    cells_only: bool = False,
-) -> Any:
+) -> Tables:
     return open_tables(
         study,
         genotypes,
         donor_key=donor_key,
         donors=donors,
         cells_query=cells_query,
-        genotype_options=GenotypeOptions.checked(
-            variants=None,
-            missing_donors="nan" if cells_only else missing_donors,
-            genotype_layer=None,
-            genotype_encoding=None,
-            missing_calls=None,
-            genotype_memory=0,
-        ),
+        genotype_options=GenotypeOptions.checked(missing_donors=missing_donors, genotype_memory=0),
     )
 
 

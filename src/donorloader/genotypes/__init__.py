@@ -3,6 +3,7 @@
 from ._device_rows import DeviceRows, may_lie_on_device
 from ._encoding import Encoding, MissingCalls, make_encoder
 from ._rows import Columns, GenotypeRows
+from ._selection import plain_chromosome
 from ._store import GenotypeStore, open_genotypes
 from ._stream import GenotypeBatch, plan_windows, stream_genotypes
 from ._table import DonorTable, ReadCounts
@@ -21,6 +22,7 @@ __all__ = [
     "make_encoder",
     "may_lie_on_device",
     "open_genotypes",
+    "plain_chromosome",
     "plan_windows",
     "resolve_variants",
     "stream_genotypes",

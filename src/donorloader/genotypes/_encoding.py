@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from ._frequencies import frequencies
-from ._packing import gather_packed, unpack
 from ._rows import count_columns
+from ._unpacking import gather_packed, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ._packed import bytes_of
-from ._packing import pack_rows, packed_width, unpack
+from ._packing import pack_rows, packed_width
+from ._unpacking import unpack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

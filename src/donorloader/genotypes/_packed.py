@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._packing import packed_width, unpack
+from ._packing import packed_width
+from ._unpacking import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .readers import VariantBlock
 
-__all__ = ["Filter", "Region", "Selection"]
+__all__ = ["Filter", "Region", "Selection", "plain_chromosome"]
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._packing import unpack
 from ._scratch import PER_BYTE, MoreThanTwoCopiesError, Scratch, ScratchRows
 from ._selection import Filter
+from ._unpacking import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

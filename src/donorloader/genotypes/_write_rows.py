@@ -8,7 +8,8 @@ import numpy as np
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from ._packed import CALLS_KEY, DOSAGE_MISSING, DOSAGE_STEPS, DOSAGES_KEY, packed_attributes
-from ._packing import count_packed, pack_rows, packed_width
+from ._packing import pack_rows, packed_width
+from ._unpacking import count_packed
 
 if TYPE_CHECKING:
     import zarr
