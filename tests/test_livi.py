@@ -18,6 +18,7 @@ from scipy import sparse
 import donorloader as dl
 from _data import donor_ids
 from donorloader._buffers import BufferPool
+from donorloader.integrations import _presence
 from donorloader.integrations._presence import dense_counts, dense_counts_by_torch, presence, presence_by_torch
 
 if TYPE_CHECKING:
@@ -212,6 +213,9 @@ def test_presence_by_numpy(dtype: str, n_variants: int) -> None:
     values = genotypes[rows].astype(float)
     expected = np.where(values >= 0.5, 1, np.where(values >= 0, 0, fill)).astype(np.float32)
     np.testing.assert_array_equal(got, expected)
+    with pytest.MonkeyPatch.context() as patch:  # as large batches are
+        patch.setattr(_presence, "LARGE", 0)
+        np.testing.assert_array_equal(presence(genotypes, rows, fill, BufferPool()), expected)
     if dtype != "bool":  # as on a GPU
         by_torch = presence_by_torch(*map(torch.from_numpy, (genotypes, rows, fill)))
         np.testing.assert_array_equal(by_torch, expected)

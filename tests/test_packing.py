@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from donorloader.genotypes import _unpacking
 from donorloader.genotypes._packing import pack_rows, pack_variants, packed_width
 from donorloader.genotypes._unpacking import gather_packed, unpack
 
@@ -89,10 +90,37 @@ def test_any_selection_is_that_of_numpy(data: Any, shape: tuple[int, int], seed:
     out = np.empty(chosen.shape, dtype=dtype)
     gather_packed(packed, rows, columns, values, out)
     np.testing.assert_array_equal(out, values[chosen % 4])
+    for at in range(0, 32, out.itemsize):  # where large arrays begin among vectors
+        memory = np.full(out.nbytes + 128, 0xA5, dtype=np.uint8)
+        start = -memory.ctypes.data % 32 + at
+        there = memory[start : start + out.nbytes].view(dtype).reshape(out.shape)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_unpacking, "LARGE", 0)
+            gather_packed(packed, rows, columns, values, there)
+        np.testing.assert_array_equal(there, out)
+        assert (memory[:start] == 0xA5).all()
+        assert (memory[start + out.nbytes :] == 0xA5).all()
 
     by_variant = np.random.default_rng(seed).integers(-100, 100, (4, chosen.shape[1])).astype(dtype)
     gather_packed(packed, rows, columns, by_variant, out)
     np.testing.assert_array_equal(out, np.take_along_axis(by_variant, chosen % 4, axis=0))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.float32])
+def test_views_of_larger_arrays(dtype: Any) -> None:
+    calls = calls_of((9, 203), 1)
+    wide = np.full((9, 80), 0xFF, dtype=np.uint8)
+    wide[:, 5 : 5 + packed_width(203)] = pack_rows(calls)
+    values, rows = np.array([0, 1, 2, 7]).astype(dtype), np.array([8, 0, 3])
+    for packed in (wide[:, 5 : 5 + packed_width(203)], np.asfortranarray(pack_rows(calls))):
+        for large in (0, 1 << 30):
+            out = np.zeros((3, 300), dtype=dtype)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(_unpacking, "LARGE", large)
+                gather_packed(packed, rows, slice(1, 203), values, out[:, 50:252])
+            np.testing.assert_array_equal(out[:, 50:252], values[calls[rows][:, 1:] % 4])
+            assert not out[:, :50].any()
+            assert not out[:, 252:].any()
 
 
 @pytest.mark.parametrize("columns", [slice(0, 20_001), slice(4_095, 12_289), slice(3, 4_100), np.arange(20_000, 2, -3)])

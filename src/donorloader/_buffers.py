@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["BufferPool"]
 
 _SMALL = 1 << 18  # below this the allocator recycles memory by itself
+_LINE = 64
 _HUGE = 1 << 32  # above this memory is given back: what one huge bag took would be held for good
 
 
@@ -73,7 +74,8 @@ class BufferPool:
             if fitting:
                 return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
         # with some room, so that the next array of about this size fits
-        return np.empty(nbytes + nbytes // 8, dtype=np.uint8)
+        memory = np.empty(nbytes + nbytes // 8 + _LINE, dtype=np.uint8)
+        return memory[-memory.ctypes.data % _LINE :]  # rows that begin with a line of the cache are written fastest
 
     def _give_back(self, memory: NDArray[np.uint8]) -> None:
         # may run inside a garbage collection that this very thread's `_take` set off: never wait for the lock

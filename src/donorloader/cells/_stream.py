@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import scipy.sparse as sp
 
-from donorloader._past_cache import LARGE, copy_past_cache, finish_copies
+from donorloader._vectors import LARGE, address_of, copy_past_cache, finish_writes
 from donorloader._zarr import local_pipeline
 
 from ._parts import Parts
@@ -108,11 +108,11 @@ def to_dense(X: Any, pool: BufferPool) -> NDArray[np.float32]:
 
 def fill_dense(data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], out: NDArray[Any]) -> None:
     """Write rows of a CSR matrix, as many as it has, into a dense C-contiguous array of any type."""
-    if out.nbytes < LARGE:
+    if out.nbytes < LARGE or not out.flags.c_contiguous:
         _fill(data, indices, indptr, out)
     else:
         row = np.zeros(out.shape[1], dtype=out.dtype)
-        _fill_past_cache(data, indices, indptr, row, row.view(np.uint8), out.view(np.uint8))
+        _fill_past_cache(data, indices, indptr, row, out)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -124,15 +124,16 @@ def _fill(data, indices, indptr, out):  # type: ignore[no-untyped-def] # pragma:
 
 
 @numba.njit(nogil=True, cache=True)
-def _fill_past_cache(data, indices, indptr, row, row_bytes, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
-    """As `_fill`, into the bytes of a large array: each row is made in `row`, which stays in the cache, and copied."""
+def _fill_past_cache(data, indices, indptr, row, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """As `_fill`, into a large array: each row is made in `row`, which stays in the cache, and copied."""
+    size = row.size * row.itemsize
     for i in range(out.shape[0]):
         for k in range(indptr[i], indptr[i + 1]):
             row[indices[k]] += data[k]
-        copy_past_cache(out[i], row_bytes)
+        copy_past_cache(address_of(out) + i * size, address_of(row), size)
         for k in range(indptr[i], indptr[i + 1]):
             row[indices[k]] = 0
-    finish_copies()
+    finish_writes()
 
 
 def _iterate(

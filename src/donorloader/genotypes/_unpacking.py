@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from donorloader._vectors import LARGE, WIDTH, address_of, finish_writes, splat, store_vectors
 
 from ._rows import count_columns
 
@@ -58,12 +63,18 @@ def gather_packed(
     """
     bits = np.dtype(f"u{out.dtype.itemsize}")  # values are chosen, not computed with: numba need not know their type
     values, out = np.ascontiguousarray(values).view(bits), out.view(bits)
-    by_variant = values if values.ndim == 2 else np.empty((4, 0), dtype=bits)
-    alike = values if values.ndim == 1 else np.empty(4, dtype=bits)
     if not out.size:
         return
+    if values.ndim == 1 and isinstance(columns, slice):
+        if packed.strides[1] != 1:
+            packed = np.ascontiguousarray(packed)
+        gather = _gather_slice_past_cache if out.nbytes >= LARGE and out.flags.aligned else _gather_slice
+        gather(packed, rows, columns.start, values, out)
+        return
+    by_variant = values if values.ndim == 2 else np.empty((4, 0), dtype=bits)
+    alike = values if values.ndim == 1 else np.empty(4, dtype=bits)
     if isinstance(columns, slice):
-        _gather_slice(packed, rows, columns.start, alike, by_variant, out)
+        _gather_slice_by_variant(packed, rows, columns.start, alike, by_variant, out)
     else:
         _gather_columns(packed, rows, columns, alike, by_variant, out)
 
@@ -83,12 +94,110 @@ def count_packed(packed: NDArray[np.uint8], called: NDArray[np.int32], total: ND
     _count_packed(packed, called, total)
 
 
+# Codes of one round of the loop below: of eight bytes.
+_ROUND = 32
+
+
+def _generate_choices(past_cache: bool) -> Any:  # pragma: no cover, compiled
+    """Code that writes what `number` × `_ROUND` codes become, from any code of a byte on.
+
+    Each byte is repeated for its four codes; of each copy, the bits of one code are kept, and compared where they are.
+    It reads one byte further than the codes go.
+    """
+
+    def choose(_context: Any, to: Any, source: Any, shift: Any, number: Any, v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            to, source, shift, number = arguments[:4]
+            values = [splat(builder, value) for value in arguments[4:]]
+            many = values[0].type
+            positions, parts = [i % 4 for i in range(_ROUND)], _ROUND // many.count
+
+            def vectors(index: Any) -> list[Any]:
+                address = builder.add(source, builder.mul(index, index.type(_ROUND // 4)))
+                word = builder.load(builder.inttoptr(address, ir.IntType(64).as_pointer()))
+                word.align = 1
+                address = builder.add(address, address.type(8))
+                more = builder.zext(builder.load(builder.inttoptr(address, ir.IntType(8).as_pointer())), word.type)
+                # by one and then by the rest: a shift by all 64 bits is not defined
+                more = builder.shl(builder.shl(more, word.type(1)), builder.sub(word.type(63), shift))
+                bytes_ = builder.bitcast(builder.or_(builder.lshr(word, shift), more), ir.VectorType(ir.IntType(8), 8))
+                repeat = ir.Constant(ir.VectorType(ir.IntType(32), _ROUND), [i // 4 for i in range(_ROUND)])
+                repeated = builder.shuffle_vector(bytes_, bytes_, repeat)
+                codes = builder.and_(repeated, repeated.type([3 << 2 * p for p in positions]))
+                made = []
+                for part in range(parts):
+                    own = ir.Constant(
+                        ir.VectorType(ir.IntType(32), many.count), [part * many.count + i for i in range(many.count)]
+                    )
+                    code = codes if parts == 1 else builder.zext(builder.shuffle_vector(codes, codes, own), many)
+                    chosen = values[0]
+                    for k in (1, 2, 3):
+                        there = many([k << 2 * p for p in positions[: many.count]])
+                        chosen = builder.select(builder.icmp_unsigned("==", code, there), values[k], chosen)
+                    made.append(chosen)
+                return made
+
+            store_vectors(builder, to, number, vectors, past_cache=past_cache)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.uint64, types.int64, v0, v1, v2, v3), generate
+
+    return intrinsic(choose)
+
+
+_choose = _generate_choices(past_cache=False)
+_choose_past_cache = _generate_choices(past_cache=True)
+
+
+@numba.njit(nogil=True, cache=True)
+def _gather_slice(packed, rows, start, values, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    for i in range(rows.size):
+        number = _rounds(packed, start, out.shape[1])
+        to, source, shift = _addresses(packed, rows[i], start, out, i, 0)
+        _choose(to, source, shift, number, values[0], values[1], values[2], values[3])
+        _choose_each(packed, rows[i], start, values, out, i, number * _ROUND, out.shape[1])
+
+
+@numba.njit(nogil=True, cache=True)
+def _gather_slice_past_cache(packed, rows, start, values, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    m = out.shape[1]
+    for i in range(rows.size):
+        head = min(m, -(address_of(out) + i * out.strides[0]) % WIDTH // out.itemsize)
+        number = _rounds(packed, start + head, m - head)
+        to, source, shift = _addresses(packed, rows[i], start, out, i, head)
+        _choose_each(packed, rows[i], start, values, out, i, 0, head)
+        _choose_past_cache(to, source, shift, number, values[0], values[1], values[2], values[3])
+        _choose_each(packed, rows[i], start, values, out, i, head + number * _ROUND, m)
+    finish_writes()
+
+
+@numba.njit(nogil=True)
+def _rounds(packed, start, size):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """Rounds that write no more than `size` values and read no byte after a row's last."""
+    return max(0, min(size // _ROUND, (packed.shape[1] - (start >> 2) - 1) // (_ROUND // 4)))
+
+
+@numba.njit(nogil=True)
+def _addresses(packed, row, start, out, i, first):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """Where to write, where to read, and by how many bits the first code is away from the beginning of its byte."""
+    column = start + first
+    to = address_of(out) + i * out.strides[0] + first * out.itemsize
+    return to, address_of(packed) + row * packed.strides[0] + (column >> 2), np.uint64(2 * (column & 3))
+
+
+@numba.njit(nogil=True)
+def _choose_each(packed, row, start, values, out, i, first, stop):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    for j in range(first, stop):
+        column = start + j
+        out[i, j] = values[(packed[row, column >> 2] >> 2 * (column & 3)) & 3]
+
+
 # Packed bytes that are taken apart at a time, into memory that stays in the first-level cache.
 _BYTES = 1024
 
 
 @numba.njit(nogil=True, cache=True)
-def _gather_slice(packed, rows, start, values, by_variant, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+def _gather_slice_by_variant(packed, rows, start, alike, by_variant, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
     m = out.shape[1]
     words = np.empty(_BYTES, dtype=np.uint32)
     codes = words.view(np.uint8)
@@ -100,7 +209,7 @@ def _gather_slice(packed, rows, start, values, by_variant, out):  # type: ignore
             _take_apart(row[piece : piece + size], words)
             begin, end = max(4 * piece, start), min(4 * (piece + size), start + m)
             j = begin - start
-            _look_up(codes[begin - 4 * piece : end - 4 * piece], values, by_variant, j, out[i, j : end - start])
+            _look_up(codes[begin - 4 * piece : end - 4 * piece], alike, by_variant, j, out[i, j : end - start])
 
 
 @numba.njit(nogil=True, cache=True)

@@ -8,8 +8,11 @@ import numba
 import numpy as np
 import scipy.sparse as sp
 import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
-from donorloader._past_cache import LARGE, copy_past_cache, finish_copies
+from donorloader._vectors import LARGE, WIDTH, address_of, finish_writes, store_vectors, vector_of
 from donorloader.cells import fill_dense
 
 if TYPE_CHECKING:
@@ -51,11 +54,8 @@ def presence(
     out: NDArray[np.float32] = pool.empty((rows.size, genotypes.shape[1]), np.float32)
     if genotypes.dtype not in (np.int8, np.float32):  # compiled for these two: others are rare
         genotypes = genotypes.astype(np.float32)
-    if out.nbytes < LARGE:
-        _presence(genotypes, rows, fill, out)
-    else:
-        row = np.empty(out.shape[1], dtype=np.float32)
-        _presence_past_cache(genotypes, rows, fill, row, row.view(np.uint8), out.view(np.uint8))
+    fill_in = _presence_past_cache if out.nbytes >= LARGE else _presence
+    fill_in(np.ascontiguousarray(genotypes), rows, np.ascontiguousarray(fill), out)
     return out
 
 
@@ -129,24 +129,73 @@ def not_a_count(values: NDArray[Any]) -> Any:
 @numba.njit(nogil=True, cache=True)
 def _presence(genotypes, rows, fill, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
     for i in range(rows.size):
-        _presence_of(genotypes[rows[i]], fill, out[i])
+        _presence_of(genotypes, rows[i], fill, out, i, 0, out.shape[1])
 
 
-@numba.njit(nogil=True, cache=True)
-def _presence_past_cache(genotypes, rows, fill, row, row_bytes, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
-    """As `_presence`, into the bytes of a large array: each row is made in `row`, which stays in the cache."""
-    for i in range(rows.size):
-        _presence_of(genotypes[rows[i]], fill, row)
-        copy_past_cache(out[i], row_bytes)
-    finish_copies()
-
-
-@numba.njit(nogil=True, cache=True)
-def _presence_of(calls, fill, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+@numba.njit(nogil=True)
+def _presence_of(genotypes, row, fill, out, i, first, stop):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """Write some columns of row `i`."""
     one, zero = np.float32(1), np.float32(0)
-    for j in range(out.size):
-        value, missing = calls[j], fill[j]  # both, or each would be a branch
-        out[j] = one if value >= 0.5 else (zero if value >= 0 else missing)
+    for j in range(first, stop):
+        value, missing = genotypes[row, j], fill[j]  # both, or each would be a branch
+        out[i, j] = one if value >= 0.5 else (zero if value >= 0 else missing)
+
+
+# Values of one vector of float32.
+_ROUND = WIDTH // 4
+
+
+def _generate_presence(
+    _context: Any, to: Any, genotypes: Any, first: Any, fill: Any, number: Any
+) -> Any:  # pragma: no cover, compiled
+    """As `_presence_of`, of `number` × `_ROUND` calls from the `first` of all on, and past the caches."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to, genotypes, first, fill, number = arguments
+        pointer = context.make_array(signature.args[1])(context, builder, genotypes).data
+        calls = builder.ptrtoint(builder.gep(pointer, [first]), to.type)
+        bits, floats = vector_of(32), ir.VectorType(ir.FloatType(), _ROUND)
+        zero, one = bits([0] * _ROUND), builder.bitcast(floats([1.0] * _ROUND), bits)
+
+        def load(address: Any, kind: Any) -> Any:
+            value = builder.load(builder.inttoptr(address, ir.VectorType(kind, _ROUND).as_pointer()))
+            value.align = 1
+            return value
+
+        def vectors(index: Any) -> list[Any]:
+            at = builder.mul(index, index.type(_ROUND))
+            missing = load(builder.add(fill, builder.mul(at, at.type(4))), ir.IntType(32))
+            if signature.args[1].dtype == types.int8:
+                call = builder.sext(load(builder.add(calls, at), ir.IntType(8)), bits)
+                called, carries = builder.icmp_signed(">=", call, zero), builder.icmp_signed(">", call, zero)
+            else:
+                call = load(builder.add(calls, builder.mul(at, at.type(4))), ir.FloatType())
+                called = builder.fcmp_ordered(">=", call, floats([0.0] * _ROUND))
+                carries = builder.fcmp_ordered(">=", call, floats([0.5] * _ROUND))
+            return [builder.select(called, builder.select(carries, one, zero), missing)]
+
+        store_vectors(builder, to, number, vectors, past_cache=True)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, genotypes, types.int64, types.int64, types.int64), generate
+
+
+_write_presence: Any = intrinsic(_generate_presence)
+
+
+@numba.njit(nogil=True, cache=True)
+def _presence_past_cache(genotypes, rows, fill, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """As `_presence`, into a large array."""
+    m = out.shape[1]
+    for i in range(rows.size):
+        to, row = address_of(out) + 4 * m * i, rows[i]
+        head = min(m, -to % WIDTH // 4)
+        number = (m - head) // _ROUND
+        tail = head + number * _ROUND
+        _presence_of(genotypes, row, fill, out, i, 0, head)
+        _write_presence(to + 4 * head, genotypes, row * m + head, address_of(fill) + 4 * head, number)
+        _presence_of(genotypes, row, fill, out, i, tail, m)
+    finish_writes()
 
 
 @numba.njit(nogil=True, cache=True)
