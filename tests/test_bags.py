@@ -561,6 +561,36 @@ def test_reads_obey_window_cells() -> None:
     assert parts == -(-5020 // 400)
 
 
+def test_small_bags_that_lie_side_by_side_are_read_together() -> None:
+    """Two by two, in an order that is otherwise random: each bag anywhere, and no two batches alike for that."""
+    n = 403
+    codes = np.repeat(np.random.default_rng(0).permutation(n), 3)  # not the order of their numbers
+    place_of = {bag: i for i, bag in enumerate(codes[::3].tolist())}
+    sampler = BagSampler(codes, max_cells=None, bags_per_batch=8)
+    starts, together, in_a_batch = np.zeros(4), 0, 0
+    for epoch in range(60):
+        batches = [bags.tolist() for request in replay(sampler, codes.size, seed=0, epoch=epoch) for bags in request["bags"]]
+        order = np.array([place_of[bag] for batch in batches for bag in batch])
+        assert sorted(order) == list(range(n))
+        starts += np.histogram(np.flatnonzero(order < n // 4), bins=4, range=(0, n))[0]
+        where = np.argsort(order)
+        pairs = where[: n - 1].reshape(-1, 2)
+        together += (pairs[:, 0] // 64 == pairs[:, 1] // 64).sum()
+        in_a_batch += (pairs[:, 0] // 8 == pairs[:, 1] // 8).sum()
+    assert together / (60 * (n // 2)) > 0.9
+    assert 0.05 < in_a_batch / (60 * (n // 2)) < 0.15
+    expected = starts.sum() / 4
+    assert ((starts - expected) ** 2 / expected).sum() < 30  # pairs come together, so twice what chi-square allows
+
+    # fewer of them in a read, or a sample of each: by chance alone
+    for options in ({"window_cells": 63 * 3}, {"max_cells": 2}):
+        sampler = BagSampler(codes, bags_per_batch=8, **options)
+        request = np.concatenate([b for r in replay(sampler, codes.size, seed=0, epoch=0) for b in r["bags"]])
+        where = np.argsort([place_of[bag] for bag in request.tolist()])
+        pairs = where[: n - 1].reshape(-1, 2)
+        assert (pairs[:, 0] // 64 == pairs[:, 1] // 64).mean() < 0.3
+
+
 def test_one_cell_donor_and_no_genotypes() -> None:
     adata = ad.AnnData(
         sparse.csr_matrix(np.arange(12, dtype=np.float32).reshape(4, 3)),
