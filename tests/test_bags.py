@@ -569,7 +569,9 @@ def test_small_bags_that_lie_side_by_side_are_read_together() -> None:
     sampler = BagSampler(codes, max_cells=None, bags_per_batch=8)
     starts, together, in_a_batch = np.zeros(4), 0, 0
     for epoch in range(60):
-        batches = [bags.tolist() for request in replay(sampler, codes.size, seed=0, epoch=epoch) for bags in request["bags"]]
+        batches = [
+            bags.tolist() for request in replay(sampler, codes.size, seed=0, epoch=epoch) for bags in request["bags"]
+        ]
         order = np.array([place_of[bag] for batch in batches for bag in batch])
         assert sorted(order) == list(range(n))
         starts += np.histogram(np.flatnonzero(order < n // 4), bins=4, range=(0, n))[0]

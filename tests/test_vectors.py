@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import donorloader._vectors as vectors
+import donorloader.cells._stream as _stream
 from donorloader._buffers import BufferPool
 from donorloader._vectors import copy_past_cache
 from donorloader.cells import fill_dense, to_dense
@@ -43,6 +44,30 @@ def test_large_dense_batches(dtype: Any, shape: tuple[int, int], index: Any) -> 
     fill_dense(X.data, X.indices, X.indptr[1:], out[1:])
     np.testing.assert_array_equal(out[1:], X.toarray()[1:])
     assert (out[0] == 7).all()
+
+
+@pytest.mark.parametrize("at", [0, 4, 8, 20])
+@pytest.mark.parametrize("n_columns", [1, 7, 1_023, 1_024, 1_033, 5_005])
+@pytest.mark.parametrize("index", [np.int32, np.int64, np.uint16])
+def test_columns_in_any_order(monkeypatch: pytest.MonkeyPatch, at: int, n_columns: int, index: Any) -> None:
+    """Rows with ascending columns, without any, with all, and with columns in no order, next to each other."""
+    monkeypatch.setattr(_stream, "LARGE", 0)
+    rng = np.random.default_rng(n_columns + at)
+    X = sp.random(40, n_columns, density=0.3, format="csr", random_state=rng, dtype=np.float32)
+    X = sp.vstack([X, sp.csr_matrix((2, n_columns), dtype=np.float32), np.ones((2, n_columns), np.float32), X]).tocsr()
+    indices, data = X.indices.astype(index), X.data.copy()
+    for i in range(0, X.shape[0], 2):
+        row = slice(X.indptr[i], X.indptr[i + 1])
+        order = rng.permutation(row.stop - row.start)
+        indices[row], data[row] = indices[row][order], data[row][order]
+    memory = np.full(4 * X.shape[0] * n_columns + 256, 0xA5, dtype=np.uint8)
+    start = -memory.ctypes.data % 64 + at
+    stop = start + 4 * X.shape[0] * n_columns
+    out = memory[start:stop].view(np.float32).reshape(X.shape)
+    fill_dense(data, indices, X.indptr, out)
+    np.testing.assert_array_equal(out, X.toarray())
+    assert (memory[:start] == 0xA5).all()
+    assert (memory[stop:] == 0xA5).all()
 
 
 def test_memory_that_is_used_again() -> None:

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import scipy.sparse as sp
 
-from donorloader._vectors import LARGE, address_of, copy_past_cache, finish_writes
+from donorloader._vectors import LARGE, WIDTH, address_of, copy_past_cache, finish_writes
 from donorloader._zarr import local_pipeline
 
 from ._parts import Parts
@@ -123,16 +123,31 @@ def _fill(data, indices, indptr, out):  # type: ignore[no-untyped-def] # pragma:
             out[i, indices[k]] += data[k]  # += as scipy does: a column may be stored twice
 
 
+# Columns of a row that are filled and written at a time: few enough for the first-level cache.
+_COLUMNS = 1024
+
+
 @numba.njit(nogil=True, cache=True)
 def _fill_past_cache(data, indices, indptr, row, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
-    """As `_fill`, into a large array: each row is made in `row`, which stays in the cache, and copied."""
-    size = row.size * row.itemsize
+    """As `_fill`, into a large array: parts of a row are made in `row`, which is zeros, and copied."""
+    n, width = out.shape[1], out.itemsize
     for i in range(out.shape[0]):
-        for k in range(indptr[i], indptr[i + 1]):
-            row[indices[k]] += data[k]
-        copy_past_cache(address_of(out) + i * size, address_of(row), size)
-        for k in range(indptr[i], indptr[i + 1]):
-            row[indices[k]] = 0
+        to, k, stop = address_of(out) + i * n * width, indptr[i], indptr[i + 1]
+        ascending = True
+        for j in range(k + 1, stop):
+            ascending &= indices[j - 1] <= indices[j]
+        # parts end where a vector does, but for the last; a row whose columns are in no order is one part
+        begin = 0
+        end = min(n, _COLUMNS - to % WIDTH // width) if ascending else n
+        while begin < n:
+            first = k
+            while k < stop and indices[k] < end:
+                row[indices[k] - begin] += data[k]
+                k += 1
+            copy_past_cache(to + begin * width, address_of(row), (end - begin) * width)
+            for j in range(first, k):
+                row[indices[j] - begin] = 0
+            begin, end = end, min(n, end + _COLUMNS)
     finish_writes()
 
 
