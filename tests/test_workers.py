@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import pickle
+import time
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import zarr
 from annbatch.samplers import RandomSampler
 
 import donorloader as dl
@@ -131,29 +133,56 @@ class TestFork:
     @pytest.mark.parametrize("iterated", [False, True])
     @pytest.mark.parametrize("what", ["the loader", "a new loader", "a bag"])
     def test_ends_in_an_error(self, paths: tuple[str, str], iterated: bool, what: str) -> None:
-        context = multiprocessing.get_context("fork")
-        receive, send = context.Pipe(duplex=False)
         with dl.DonorLoader(*paths, **SMALL) as loader:
             if iterated:
                 list(loader)
 
-            def child() -> None:
-                try:
-                    if what == "the loader":
-                        next(iter(loader))
-                    elif what == "a new loader":
-                        next(iter(dl.DonorLoader(*paths, **SMALL)))
-                    else:
-                        dl.BagDataset(*paths)[0]
-                    send.send("nothing happened")
-                except RuntimeError as error:
-                    send.send(str(error))
+            def use() -> None:
+                if what == "the loader":
+                    next(iter(loader))
+                elif what == "a new loader":
+                    next(iter(dl.DonorLoader(*paths, **SMALL)))
+                else:
+                    dl.BagDataset(*paths)[0]
 
-            process = context.Process(target=child)
-            process.start()
-            try:
-                assert receive.poll(10), "the child hangs"
-                assert "fork" in receive.recv()
-            finally:
-                process.kill()
-                process.join()
+            assert "fork" in _error_in_fork(use)
+
+    @pytest.mark.parametrize("generations", [1, 2])
+    def test_zarr_used_by_others(
+        self, paths: tuple[str, str], monkeypatch: pytest.MonkeyPatch, generations: int
+    ) -> None:
+        """Its thread tells of it, whoever has started that, also where a forked process forks again."""
+        zarr.open_group(paths[1], mode="r")
+        monkeypatch.setattr("donorloader._zarr._was_used", False)
+
+        def use(generation: int) -> None:
+            if generation < generations:
+                raise RuntimeError(_error_in_fork(lambda: use(generation + 1)))
+            dl.DonorLoader(*paths)
+
+        assert "forked after zarr was used" in _error_in_fork(lambda: use(1))
+
+
+def _error_in_fork(use: Any) -> str:
+    """What it raises in a forked process, within two seconds."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+
+    def child() -> None:
+        began = time.monotonic()
+        try:
+            use()
+            send.send((0.0, "nothing happened"))
+        except RuntimeError as error:
+            send.send((time.monotonic() - began, str(error)))
+
+    process = context.Process(target=child)
+    process.start()
+    try:
+        assert receive.poll(10), "the child hangs"
+        seconds, told = receive.recv()
+    finally:
+        process.kill()
+        process.join()
+    assert seconds < 2
+    return told

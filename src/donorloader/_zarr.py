@@ -18,7 +18,8 @@ __all__ = ["local_pipeline", "open_group"]
 _ZARRS = "zarrs.ZarrsCodecPipeline"
 _DEFAULT = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 _lock = threading.RLock()
-_used_in: int | None = None  # the process in which threads of zarr and zarrs may run
+_was_used = False  # whether zarr had been used, by whomever, when this process last began to fork
+_forked = False  # whether this process was forked from one in which it had
 
 
 @contextmanager
@@ -46,15 +47,27 @@ def local_pipeline(*nodes: Any) -> Iterator[None]:
 
 
 def _refuse_fork() -> None:
-    """Raise in a process that was forked after zarr was used: it would wait for threads that it does not have."""
-    global _used_in
-    if _used_in is None:
-        _used_in = os.getpid()
-    elif _used_in != os.getpid():
+    """Raise in a process that was forked after zarr was used: it may wait for threads that it does not have."""
+    if _forked:
         raise RuntimeError(
             "Stores cannot be read in a process that was forked after zarr was used, as zarr's threads do not survive "
             "a fork. Start processes by 'spawn', or use num_workers=0, which is fastest."
         )
+
+
+def _before_fork() -> None:
+    """See whether zarr's thread runs: after the fork, nothing tells any more that it did."""
+    global _was_used
+    _was_used = _was_used or any(thread.name == "zarr_io" for thread in threading.enumerate())
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = _was_used
+
+
+# By then it is too late to ask, so this cannot wait until a store is opened: others use zarr as well.
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
 def open_group(path: str) -> zarr.Group:
