@@ -104,8 +104,8 @@ class Ordering:
                 )
             self.n_shards = choose_shards(ranks.world_size, most, ranks.n_shards) if elastic else ranks.world_size
         if ranks.world_size > 1:
-            dropped = self._share(self.n_shards).dropped(total, unit, drop_last=drop_last) if elastic else 0
-            rest = f"; {dropped:,} of {total:,} {what} are left out of each epoch" * bool(dropped)
+            rest = self._left_out(total, what) if elastic else self._left_out_when_dealt()
+            rest = f"; {rest} are left out of each epoch" * bool(rest)
             told = f"{ranks.rank} of {ranks.world_size} ({ranks.source})"
             _log.info("Rank %s takes its share of every epoch%s.", told, rest)
 
@@ -188,6 +188,8 @@ class Ordering:
         if not within:
             return batches
         self._resumed = epoch, position
+        if rest := self._left_out(self._total - position, f"{self._what} that are left"):
+            _log.info("Epoch %d is resumed on %d ranks; %s are left out of it.", epoch, self.ranks.world_size, rest)
         return 0
 
     def begin_anew(self) -> bool:
@@ -198,6 +200,17 @@ class Ordering:
     def settings(self) -> dict[str, Any]:
         """What a state says of it."""
         return {"world_size": self.ranks.world_size, "num_canonical_shards": self.n_shards}
+
+    def _left_out(self, of: int, what: str) -> str:
+        """How many of the last units no rank takes, where as many batches for each do not take them; else nothing."""
+        share = self._share(self.n_shards)
+        dropped = share.dropped(self._total, self._unit, self._total - of, drop_last=self._drop_last)
+        return f"{dropped:,} of {of:,} {what}" if dropped else ""
+
+    def _left_out_when_dealt(self) -> str:
+        batches = self._make(None).n_batches(self._total)
+        dropped = batches % self.ranks.world_size if self.ranks.uneven == "drop" else 0
+        return f"{dropped:,} of {batches:,} batches" if dropped else ""
 
     def _share(self, n_shards: int | None) -> Share:
         return Share(self.ranks.rank, self.ranks.world_size, n_shards or 1, self.ranks.uneven)

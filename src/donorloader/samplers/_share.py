@@ -61,10 +61,10 @@ class Share(NamedTuple):
         """Batches of a whole epoch, the same number on every rank."""
         return -(-sum(self.take(total, unit, drop_last=drop_last)) // unit)
 
-    def dropped(self, total: int, unit: int, *, drop_last: bool = False) -> int:
-        """Units of an epoch that no rank takes."""
-        taken = (self._replace(rank=r).take(total, unit, drop_last=drop_last)[0] for r in range(self.world_size))
-        return total - sum(taken)
+    def dropped(self, total: int, unit: int, begin: int = 0, *, drop_last: bool = False) -> int:
+        """Units of an epoch, from `begin` on, that no rank takes."""
+        ranks = (self._replace(rank=r) for r in range(self.world_size))
+        return total - begin - sum(rank.take(total, unit, begin, drop_last=drop_last)[0] for rank in ranks)
 
 
 def choose_shards(world_size: int, most: int, wanted: int | None = None) -> int:
