@@ -18,7 +18,8 @@ class CellsPerSecond:
     Parameters
     ----------
     batches
-        Batches that the speed is taken over. It is shown, and logged as ``cells/s``, once for each so many.
+        Batches that the speed is taken over. It is shown, and logged as ``cells/s``, once for each so many; in an epoch
+        that has fewer, at its end.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -30,7 +31,7 @@ class CellsPerSecond:
         super().__init__()
         if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
             raise ValueError(f"batches must be a whole number of at least 1, got {batches!r}.")
-        self._every = batches
+        self._every, self._shown = batches, False
         self._restart()
 
     def _restart(self) -> None:
@@ -38,15 +39,17 @@ class CellsPerSecond:
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to count."""
+        self._shown = False
         self._restart()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count, and show."""
         self._cells += int(batch["index"].shape[0])
         self._batches += 1
-        if self._batches >= self._every:
+        if self._batches >= self._every or (trainer.is_last_batch and not self._shown):
             speed = self._cells / (time.perf_counter() - self._began)
             pl_module.log("cells/s", speed, prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
+            self._shown = True
             self._restart()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
