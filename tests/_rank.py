@@ -1,4 +1,4 @@
-"""One rank of several: `python _rank.py folder cells genotypes rank world_size`."""
+"""One rank of several: `python _rank.py folder cells genotypes rank world_size`; without these two under torchrun."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ import donorloader as dl
 from _data import as_numpy
 
 
-def main(folder: str, cells: str, genotypes: str, rank: str, world_size: str) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=int(rank), world_size=int(world_size)
-    )
+def main(folder: str, cells: str, genotypes: str, *numbers: str) -> None:
+    if numbers:
+        rank, world_size = map(int, numbers)
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size
+        )
+    else:
+        torch.distributed.init_process_group("gloo")
+        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     told: dict[str, list[list[list[int]]]] = {"cells": [], "bags": []}
     with (
         dl.DonorLoader(cells, genotypes, batch_size=8, chunk_size=4, preload_nchunks=8) as loader,
@@ -26,7 +31,7 @@ def main(folder: str, cells: str, genotypes: str, rank: str, world_size: str) ->
             for batch in loader:
                 counted = torch.ones(1)
                 torch.distributed.all_reduce(counted)  # hangs where a rank has fewer steps
-                assert counted.item() == int(world_size)
+                assert counted.item() == world_size
                 steps.append(as_numpy(batch["index"]).tolist())
             told["cells"].append(steps)
             numbers = {donor: number for number, donor in enumerate(bags.donors)}

@@ -199,8 +199,9 @@ def test_no_validation_split(store: Store, pl: Any) -> None:
 
 
 @BOTH
-def test_speed_is_shown(store: Store, pl: Any) -> None:
-    callback = dl.CellsPerSecond(batches=2)
+@pytest.mark.parametrize("batches", [2, 10])  # of 6 an epoch: then at its end
+def test_speed_is_shown(store: Store, pl: Any, batches: int) -> None:
+    callback = dl.CellsPerSecond(batches=batches)
     assert isinstance(callback, pl.Callback)
     fitter = trainer(pl, max_epochs=1, callbacks=[callback])
     data = dl.DonorDataModule(store.cells(3).path, split={"train": None, "val": ["d1"]}, batch_size=32)
@@ -257,6 +258,7 @@ def test_ranks_share_an_epoch(store: Store, bags: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(320)  # the processes import torch and Lightning one after the other
 def test_ddp(store: Store, tmp_path: Path) -> None:
     """Two processes of a real Trainer: other cells, all of them, and the same model in the end."""
     script = tmp_path / "train.py"

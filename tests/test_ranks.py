@@ -509,6 +509,35 @@ class TestLoader:
             "1 of 181 cells are left out of each epoch."
         )
 
+    def test_what_equal_counts_drop_of_a_sampler_is_said(self, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+        told = {}
+        for uneven in ("drop", "pad"):
+            options = {"batch_sampler": RandomSampler(4, 8, 8), "rank": 0, "world_size": 4, "uneven": uneven}
+            with (
+                caplog.at_level(logging.INFO, logger="donorloader"),
+                dl.DonorLoader(store.cells(3).path, prefetch=0, **options) as loader,
+            ):
+                told[uneven] = (len(loader), caplog.records[-1].message)
+        assert told["drop"][0] == 5, "of 23 batches"
+        assert told["drop"][1].endswith("takes its share of every epoch; 3 of 23 batches are left out of each epoch.")
+        assert told["pad"] == (6, "Rank 0 of 4 (rank and world_size) takes its share of every epoch.")
+
+    def test_what_a_resumed_epoch_drops_is_said(self, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+        options = {**SMALL, "batch_size": 12, "preload_nchunks": 9, "num_canonical_shards": 12}
+        with dl.DonorLoader(store.cells(3).path, rank=0, world_size=3, **options) as loader:
+            next(iter(loader))  # and on the others: 145 cells are left, for 4 ranks three batches each
+            state = loader.state_dict()
+        rows: set[int] = set()
+        with caplog.at_level(logging.INFO, logger="donorloader"):
+            for rank in range(4):
+                with dl.DonorLoader(store.cells(3).path, rank=rank, world_size=4, **options) as loader:
+                    loader.load_state_dict(state)
+                    rows |= set(chain.from_iterable(orders(loader)))
+        assert len(rows) == 144
+        assert caplog.records[-1].message == (
+            "Epoch 0 is resumed on 4 ranks; 1 of 145 cells that are left are left out of it."
+        )
+
 
 class TestFound:
     @pytest.mark.parametrize(("rank", "world_size"), [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")])
@@ -572,21 +601,29 @@ def _rows(requests: Any) -> list[np.ndarray]:
 
 @pytest.mark.timeout(300)
 class TestProcesses:
-    @pytest.mark.parametrize("world_size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
-    def test_torch_distributed(self, store: Store, tmp_path: Path, world_size: int) -> None:
+    @pytest.mark.parametrize(
+        ("world_size", "by"),
+        [(2, "itself"), *(pytest.param(n, "torchrun", marks=pytest.mark.slow) for n in (1, 2, 3, 4))],
+    )
+    def test_torch_distributed(self, store: Store, tmp_path: Path, world_size: int, by: str) -> None:
         """Real ranks, by gloo: apart, together all, in as many steps, each after the others."""
         cells, genotypes = store.cells(3), store.genotypes(backing="zarr")
-        script = Path(__file__).with_name("_rank.py")
+        script = str(Path(__file__).with_name("_rank.py"))
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-W", "ignore", str(script), str(tmp_path), str(cells.path), str(genotypes.source)]
-        children = [
-            subprocess.Popen([*command, str(rank), str(world_size)], env=environment) for rank in range(world_size)
-        ]
+        arguments = [script, str(tmp_path), str(cells.path), str(genotypes.source)]
+        python = [sys.executable, "-W", "ignore"]
+        if by == "torchrun":  # without its command, which has the interpreter that it was installed by
+            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+            commands = [[*python, *launch, *arguments]]
+        else:
+            commands = [[*python, *arguments, str(rank), str(world_size)] for rank in range(world_size)]
+        children = [subprocess.Popen(command, env=environment) for command in commands]
         try:
-            assert [child.wait(timeout=250) for child in children] == [0] * world_size
+            assert [child.wait(timeout=250) for child in children] == [0] * len(children)
         finally:
             for child in children:
-                child.kill()
+                child.terminate()  # torchrun then ends its processes
+                child.wait(20)
         told = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(world_size)]
         for epoch in range(2):
             rows = [list(chain.from_iterable(each["cells"][epoch])) for each in told]
@@ -595,4 +632,4 @@ class TestProcesses:
             assert len(set(everything)) == len(everything) > 181 - world_size
             bags = [list(chain.from_iterable(each["bags"][epoch])) for each in told]
             assert len(set(chain.from_iterable(bags))) == sum(map(len, bags)) > 13 - world_size
-        assert told[0]["cells"][0] != told[0]["cells"][1]
+        assert told[0]["cells"][0] != told[0]["cells"][1], "other shares, or another order, each epoch"
