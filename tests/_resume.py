@@ -40,6 +40,10 @@ CASES: dict[str, tuple[type, Any]] = {
         dl.DonorLoader,
         lambda: {**SMALL, "cells_query": "cell_type != 'B'", "donors": [f"d{i}" for i in range(10)], "seed": 7},
     ),
+    "a split of donors, of rank 0 of 2": (
+        dl.DonorLoader,
+        lambda: {**SMALL, "donors": _split()["train"], "cells_query": "cell_type != 'B'", "rank": 0, "world_size": 2},
+    ),
     "annbatch's classes": (dl.DonorLoader, lambda: {"batch_sampler": _classes(ClassSampler)}),
     "annbatch's weighted classes": (dl.DonorLoader, lambda: {"batch_sampler": _classes(WeightedClassSampler)}),
     "annbatch's random, filtered": (
@@ -65,6 +69,10 @@ CASES: dict[str, tuple[type, Any]] = {
     ),
     "bags": (dl.BagLoader, lambda: {"bags_per_batch": 3, "max_cells": 9, "window_cells": 60}),
     "bags larger than a window": (dl.BagLoader, lambda: {"bags_per_batch": 2, "max_cells": None, "window_cells": 11}),
+    "bags of a split": (
+        dl.BagLoader,
+        lambda: {"bags_per_batch": 1, "max_cells": 9, "window_cells": 40, "donors": _split()["train"]},
+    ),
     "bags, balanced": (
         dl.BagLoader,
         lambda: {"bags_per_batch": 4, "balance": "side", "labels": "side", "n_bags": 18, "donor_table": _sides()},
@@ -82,6 +90,11 @@ CASES: dict[str, tuple[type, Any]] = {
 
 def _sides() -> pd.DataFrame:
     return pd.DataFrame({"side": ["left"] * 4 + ["right"] * 9}, index=donor_ids())
+
+
+def _split() -> dl.Splits:
+    """Drawn anew in each process."""
+    return dl.split_donors(_sides(), fractions={"train": 0.7, "val": 0.3}, seed=2, stratify="side")
 
 
 def make(case: str, cells: Any, genotypes: Any, **changes: Any) -> Any:
