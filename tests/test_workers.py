@@ -36,6 +36,14 @@ class TestSent:
             with made(*paths, rank=1, world_size=2, prefetch=0, **options) as loader, way(loader) as twin:
                 assert orders(twin) == orders(loader)
 
+    def test_open_genotypes_are_opened_again(self, store: Store, paths: tuple[str, str]) -> None:
+        with dl.DonorLoader(paths[0], dl.open_genotypes(paths[1]), prefetch=0, **SMALL) as loader:
+            twin = pickle.loads(pickle.dumps(loader))
+            loader.close()
+            for batch in twin:
+                check_batch(batch, store.cells(3), store.genotypes())
+            twin.close()
+
     def test_what_cannot_be_sent(self, store: Store, paths: tuple[str, str]) -> None:
         cells, genotypes = store.cells(3), store.genotypes()
         for arguments, options, match in (
