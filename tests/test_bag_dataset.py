@@ -169,11 +169,10 @@ class TestDataLoader:
         genotypes = store.genotypes(backing=backing)
         opened = dl.open_genotypes(genotypes.source)
         bags = dl.BagDataset(store.cells(3).path, opened, max_cells=6)
-        twin = pickle.loads(pickle.dumps(bags))
-        assert twin._source.tables.store is not opened
-        opened.close()
-        for number in (0, 7):
-            assert torch.equal(twin[number]["index"], bags[number]["index"])
+        twin, drawn = pickle.loads(pickle.dumps(bags)), [bags[number]["index"] for number in (0, 7)]
+        opened.close()  # which the twin does not share
+        for number, index in zip((0, 7), drawn, strict=True):
+            assert torch.equal(twin[number]["index"], index)
             expected = genotypes.rows([twin.donors[number]])[0]
             np.testing.assert_array_equal(as_numpy(twin[number]["donor_features"]), expected)
         twin.close()
