@@ -317,6 +317,11 @@ class TestCells:
         assert "".join(map(str, place)) == GOLDEN_CELLS
 
 
+def _renumbered(table: pd.DataFrame) -> pd.Series:
+    table.index = pd.RangeIndex(len(table))
+    return table["age"] > 45
+
+
 class TestConditions:
     @pytest.mark.filterwarnings("ignore:Bags are read fastest")
     @pytest.mark.parametrize(
@@ -333,6 +338,29 @@ class TestConditions:
         for front_door in (dl.DonorLoader, dl.BagLoader):
             with front_door(cells.path, genotypes, donors=condition) as loader:
                 assert set(loader.donors) == wanted
+
+    @pytest.mark.parametrize(
+        "condition",
+        [
+            "age.sort_values() > 45",
+            lambda t: t.sort_values("age")["age"] > 45,
+            lambda t: (t["age"] > 45).sample(frac=1),
+        ],
+    )
+    def test_what_a_condition_sorts_is_read_by_id(self, store: Store, condition: Any) -> None:
+        cells, genotypes, obs = with_donor_columns(store)
+        with dl.DonorLoader(cells.path, genotypes, donors=condition) as loader:
+            assert set(loader.donors) == set(obs.index[obs["age"] > 45]) & set(cells.donor)
+        query = "row.sort_values(ascending=False) < 60"  # and so of cells
+        assert (cells_of_loader(dl.DonorLoader(cells.path, cells_query=query))[1] < 60).all()
+
+    @pytest.mark.parametrize(
+        "condition", [lambda t: t.reset_index()["age"] > 45, lambda t: _renumbered(t), lambda t: t["age"][1:] > 45]
+    )
+    def test_other_rows_than_those_of_the_table(self, store: Store, condition: Any) -> None:
+        cells, genotypes, _ = with_donor_columns(store)
+        with pytest.raises(ValueError, match=r"leave (rows|the table)|must leave the table"):
+            dl.DonorLoader(cells.path, genotypes, donors=condition)
 
     def test_on_numbers_of_cells(self, store: Store) -> None:
         cells = store.cells(3)
