@@ -277,6 +277,15 @@ class TestSaved:
             dl.DonorSelection.from_json("{}")
         with pytest.raises(ValueError, match="not whole"):
             dl.DonorSelection.from_json(json.dumps({k: v for k, v in content.items() if k != "others"}))
+        splits = json.loads(dl.split_donors(store.cells(3).path).to_json())
+        train, test = splits["selections"][0], splits["selections"][2]
+        moved = test["donors"][0]
+        train["donors"], train["others"] = [*train["donors"], moved], [d for d in train["others"] if d != moved]
+        with pytest.raises(ValueError, match=f"donors once, but these were changed: '{moved}'"):
+            dl.Splits.from_json(json.dumps(splits))
+        test["split"] = "train"
+        with pytest.raises(ValueError, match="splits once, but these were changed: 'train'"):
+            dl.Splits.from_json(json.dumps(splits))
 
 
 class TestCells:
@@ -304,6 +313,17 @@ class TestCells:
         queried = cells_of_loader(dl.DonorLoader(cells.path, donors=split["train"], cells_query="row < 90"))[1]
         np.testing.assert_array_equal(queried, seen["train"][seen["train"] < 90])
         assert "Donors leak" in dl.split_cells.__doc__
+
+    def test_any_seed_and_no_empty_split(self, store: Store) -> None:
+        cells = store.cells(3)
+        rows = [cut_by_hash(np.zeros(99, int), check_fractions(FRACTIONS), s) for s in (1, 2**64 + 1, 2**70, 2**71)]
+        assert len({row.tobytes() for row in rows}) == 4
+        large = dl.split_cells(cells.path, seed=2**70)
+        assert cells_of_loader(dl.DonorLoader(cells.path, donors=large["val"]))[1].size
+        with pytest.raises(ValueError, match="'val' would have none of 181 cells of 13 donors"):
+            dl.split_cells(cells.path, fractions={"train": 0.9, "val": 0.00001})
+        with pytest.raises(ValueError, match=r"at least a millionth, but that of 'val' is 1e-09"):
+            dl.split_cells(cells.path, fractions={"train": 0.9, "val": 1e-9})
 
     def test_another_order_is_refused(self, store: Store) -> None:
         split = dl.split_cells(store.cells(3).path)

@@ -31,6 +31,8 @@ def check_fractions(fractions: Any) -> dict[str, Fraction]:
         if isinstance(share, bool) or not isinstance(share, int | float | Fraction | np.number) or not 0 < share <= 1:
             raise ValueError(f"The share of a split must be above 0 and at most 1, but that of {name!r} is {share!r}.")
         exact[name] = Fraction(float(share)).limit_denominator(1_000_000)
+        if not exact[name]:
+            raise ValueError(f"The share of a split must be at least a millionth, but that of {name!r} is {share!r}.")
     total = sum(exact.values(), Fraction(0))
     if total > 1 + Fraction(len(exact), 1_000_000):
         raise ValueError(f"The fractions must sum to 1 at the most, got {dict(fractions)} with {float(total):g}.")
@@ -220,7 +222,12 @@ def cut_by_hash(codes: NDArray[Any], fractions: Mapping[str, Fraction], seed: in
     (n_cells,) int16 positions in `fractions`; ``len(fractions)`` for cells of no split.
     """
     rows = np.arange(codes.size, dtype=np.uint64)
-    place = _mix(rows ^ _mix(np.array([seed], dtype=np.uint64)))
+    key = np.zeros(1, dtype=np.uint64)
+    while True:  # a seed of more than 64 bits in parts
+        key = _mix(key ^ np.uint64(seed & 0xFFFFFFFFFFFFFFFF))
+        if not (seed := seed >> 64):
+            break
+    place = _mix(rows ^ key)
     order = np.lexsort((place, codes))
     sizes = np.bincount(codes[order] + 1)
     starts = np.cumsum(sizes) - sizes

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from donorloader._donor_frame import donor_frame
@@ -15,6 +14,7 @@ from donorloader.cells import mask_of, select_cells, words_of
 from donorloader.selections import CellSelection, DonorSelection, Splits
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from donorloader.cells import CellSource
@@ -104,8 +104,8 @@ def _by_condition(
         answer = condition(frame)
         if not frame.index.equals(index):
             raise ValueError(
-                f"donors={_told(condition)} must leave the table of donors as it is, but has changed its rows or index. "
-                "Sort or reset the index of a copy."
+                f"donors={_told(condition)} must leave the table of donors as it is, but has changed its rows or "
+                "index. Sort or reset the index of a copy."
             )
     mask = mask_of(answer, index, f"donors={_told(condition)}", "donor")
     if not mask.any():

@@ -104,8 +104,11 @@ class Ordering:
                 )
             self.n_shards = choose_shards(ranks.world_size, most, ranks.n_shards) if elastic else ranks.world_size
         if ranks.world_size > 1:
-            dropped = self._share(self.n_shards).dropped(total, unit, drop_last=drop_last) if elastic else 0
-            rest = f"; {dropped:,} of {total:,} {what} are left out of each epoch" * bool(dropped)
+            dropped, units = self._share(self.n_shards).dropped(total, unit, drop_last=drop_last), what
+            if not elastic:
+                total, units = self._make(None).n_batches(total), "batches"
+                dropped = total % ranks.world_size if ranks.uneven == "drop" else 0
+            rest = f"; {dropped:,} of {total:,} {units} are left out of each epoch" * bool(dropped)
             told = f"{ranks.rank} of {ranks.world_size} ({ranks.source})"
             _log.info("Rank %s takes its share of every epoch%s.", told, rest)
 
@@ -118,6 +121,15 @@ class Ordering:
     def resumed(self) -> tuple[int, int] | None:
         """The epoch that is not whole, and how much of it was delivered by another number of ranks."""
         return self._resumed
+
+    @property
+    def taken_over(self) -> tuple[int | None, tuple[int, int] | None]:
+        """What a loaded state has changed, for a copy in another process: canonical shards, and what is resumed."""
+        return self.n_shards, self._resumed
+
+    @taken_over.setter
+    def taken_over(self, taken: tuple[int | None, tuple[int, int] | None]) -> None:
+        self.n_shards, self._resumed = taken
 
     def for_worker(self, worker: int, num_workers: int) -> Ordering:
         """The order of a worker process of this rank: that of a rank among all workers of all ranks."""
@@ -146,11 +158,15 @@ class Ordering:
         n_batches
             Those that it has in all.
         """
-        if self.n_shards is None or not self._elastic:
+        if not self.counts_units(self.n_shards):
             return None
         begin = self._resumed[1] if self._resumed is not None and self._resumed[0] == epoch else 0
         delivered = begin + batches * self._unit * self.ranks.world_size
         return self._total if batches and batches >= n_batches else min(delivered, self._total)
+
+    def counts_units(self, n_shards: int | None) -> bool:
+        """Whether the place in an order of so many shards is told in units, and not in batches of one rank."""
+        return n_shards is not None and self._elastic
 
     def check(self, n_shards: int | None, world_size: int) -> None:
         """Check that this rank can take over an order of so many shards.

@@ -260,10 +260,10 @@ prefetch, preload_to_gpu, check, seed
         """
         skip = 0
         if epoch is None:
-            if self._last is None or not self._last.finished:
+            if self._last is None or not self._last.finished or self._last.elsewhere:
                 raise RuntimeError(
-                    "The last pass of this loader has not come to its end, so its bags are not those of your results. "
-                    "Keep the batches, or their `donors`, beside the results, or name the epoch."
+                    "The last pass of this loader has not come to its end here, so its bags are not those of your "
+                    "results. Keep the batches, or their `donors`, beside the results, or name the epoch."
                 )
             epoch, skip = self._last.epoch, self._last.skipped
         requests = self._engine.plan(epoch, skip=skip)

@@ -148,6 +148,11 @@ def split_cells(
         One :class:`CellSelection` by the name of each split, for the argument `donors` of a loader. It is about rows of
         one collection: a loader refuses it for another, also for the grouped collection that bags of a study are read
         from.
+
+    Raises
+    ------
+    ValueError
+        If the fractions are none, or a split would be empty.
     """
     shares = check_fractions(fractions)
     seed = check_seed(seed)
@@ -158,6 +163,12 @@ def split_cells(
     fingerprint = fingerprint_cells(codes, ids)
     place = cut_by_hash(codes, shares, seed)
     report = _report(place, codes.astype(np.int64), list(ids), shares).rename(columns={"donors": "cells"})
+    totals = report.groupby("split")["cells"].sum()
+    if empty := [name for name in shares if totals[name] == 0]:
+        raise ValueError(
+            f"Every split needs a cell, but {shorten(empty)} would have none of {codes.size:,} cells of {len(ids):,} "
+            "donors. Give it a larger share, or use fewer splits."
+        )
     texts = {name: str(share) for name, share in shares.items()}
     made = {name: CellSelection(name, texts, seed, int(codes.size), fingerprint) for name in shares}
     return Splits(made, report)
