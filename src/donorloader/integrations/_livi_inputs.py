@@ -55,7 +55,7 @@ def cis_matrix(known: Any, variants: NDArray[np.object_], genes: NDArray[np.obje
         listed = [] if isinstance(known, str) or sp.issparse(known) else list(known)
         if not listed or any(isinstance(pair, str) or np.shape(pair) != (2,) for pair in listed):
             raise TypeError(
-                "known_cis must be a DataFrame of 0 and 1, variants × genes with their names, or pairs of a variant and a "
+                "known_cis must be a DataFrame of 0 and 1, named variants × genes, or pairs of a variant and a "
                 f"gene, got {type(known).__name__}."
             )
         pairs = pd.DataFrame(listed, columns=["variant", "gene"])
