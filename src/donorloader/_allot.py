@@ -96,7 +96,7 @@ def allot(
     for stratum in range(n_strata):
         lone = rng.permutation(np.flatnonzero(single & (strata == stratum)))
         split[lone] = np.repeat(np.arange(len(shares)), counts[stratum])
-    return split
+    return _fill_empty(split, families, members, target, len(fractions)) if large.size else split
 
 
 def _exchange(
@@ -137,6 +137,31 @@ def _exchange(
                 home[np.flatnonzero((kind_of == kind) & (home == source))[0]] = goal
                 placed[:, source] -= kinds[kind]
                 placed[:, goal] += kinds[kind]
+
+
+def _fill_empty(
+    split: NDArray[np.int64],
+    families: NDArray[np.int64],
+    members: NDArray[np.int64],
+    target: NDArray[np.float64],
+    n_splits: int,
+) -> NDArray[np.int64]:
+    """Give each split without a donor a family of a split that has several, where that does least to the shares."""
+    home = np.zeros(len(members), dtype=np.int64)
+    home[families] = split
+    for empty in np.setdiff1d(np.arange(n_splits), home):
+        held = np.bincount(home, minlength=target.shape[1])
+        movable = np.flatnonzero((held[home] > 1) | (home >= n_splits))
+        off = np.stack([members[home == k].sum(axis=0) for k in range(target.shape[1])], axis=1) - target
+        costs = []
+        for family in movable:
+            after = off.copy()
+            after[:, home[family]] -= members[family]
+            after[:, empty] += members[family]
+            costs.append((after**2).sum() + (after.sum(axis=0) ** 2).sum())
+        if costs:
+            home[movable[int(np.argmin(costs))]] = empty
+    return home[families]
 
 
 # Beyond these, families stay where they were first placed; what is tried at each step is the square of the kinds.
