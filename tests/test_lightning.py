@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 import warnings
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import numpy as np
 import pandas as pd
@@ -213,6 +216,23 @@ def test_no_validation_split(store: Store, pl: Any) -> None:
         trainer(pl, max_epochs=1).fit(model, datamodule=data)
     assert sorted(rows_of(model.seen["train"], 0)) == list(range(181))
     assert model.seen["val"] == []
+
+
+@pytest.mark.parametrize("way", [lambda made: pickle.loads(pickle.dumps(made)), copy.deepcopy])
+def test_a_data_module_is_sent(store: Store, way: Any) -> None:
+    cells = store.cells(3)
+    split = dl.split_cells(cells.path, fractions={"train": 0.8, "val": 0.2})
+    with dl.DonorDataModule(cells.path, split=split, batch_size=32) as data:
+        data.trainer = SimpleNamespace(
+            strategy=SimpleNamespace(root_device=torch.device("cpu")), global_rank=0, world_size=1
+        )
+        expected = [batch["index"].tolist() for batch in data.loader("train")]
+        with way(data) as twin:
+            assert isinstance(twin, lightning.pytorch.LightningDataModule)
+            assert isinstance(twin, pytorch_lightning.LightningDataModule)
+            assert twin.loader("train") is not data.loader("train")
+            assert [batch["index"].tolist() for batch in twin.loader("train")] == expected
+    assert way(dl.CellsPerSecond(3)).__dict__ == dl.CellsPerSecond(3).__dict__ | {"_began": ANY}
 
 
 @BOTH

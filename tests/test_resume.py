@@ -185,6 +185,8 @@ class TestState:
             kept = list(loader)
             assert [list(ids) for ids in loader.bag_ids()] == [list(batch["donors"]) for batch in kept]
             assert len(loader.bag_ids(0)) == len(loader) == len(kept) + 2
+            counted = list(itertools.islice(loader, len(loader)))  # a loop that does not ask for the end
+            assert [list(ids) for ids in loader.bag_ids()] == [list(batch["donors"]) for batch in counted]
 
 
 def _stopped_after(loader: Any, batches: int) -> dict[str, Any]:

@@ -223,8 +223,8 @@ def _table(table: pd.DataFrame, names: list[str]) -> tuple[pd.DataFrame, set[str
         )
     if isinstance(table.index, pd.MultiIndex):
         raise ValueError(
-            f"A table of donors has one id for each in its index, not {table.index.nlevels} levels. Use reset_index and "
-            "set_index."
+            f"A table of donors has one id for each in its index, not {table.index.nlevels} levels. Use reset_index, "
+            "then set_index."
         )
     ids = as_text(table.index, "the index of the table of donors")
     if repeated := duplicates(ids):

@@ -218,6 +218,16 @@ class DonorDataModule:
         while self._open:
             self._open.popitem()[1][1].close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs: loaders are opened there when they are asked for."""
+        own = {f"{stage}_dataloader" for stage in _STAGES}  # methods that were left to Lightning
+        return {**{k: v for k, v in self.__dict__.items() if k not in own}, "_open": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In another process, or a copy."""
+        self.__dict__.update(state)
+        self.trainer = self._trainer
+
     def __enter__(self) -> Self:
         return self
 
