@@ -57,7 +57,7 @@ def _joined(cls: type[Any], base: str, names: tuple[str, ...]) -> type[Any]:
     return type(cls.__name__, (cls, *missing), {"__module__": cls.__module__, "__doc__": cls.__doc__, **inner})
 
 
-def _made_again(cls: type[Any]) -> Any:
+def _made_again(cls: Any) -> Any:
     """In another process: an instance like the one that was sent, without its contents."""
     return cls.__new__(cls)
 

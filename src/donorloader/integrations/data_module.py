@@ -264,7 +264,6 @@ class LIVIDataModule(DonorDataModule):
         if self._bags:
             raise ValueError("LIVI takes cells, not bags.")
         self._livi = {"covariates": covariates, "known_cis": known_cis, "missing": missing, "size_factor": size_factor}
-        self._train: LIVIBatches | None = None
 
     def _make_loader(self, stage: str) -> LIVIBatches:
         categories = None if stage == "train" else self._batches.donor_categories
