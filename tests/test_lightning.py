@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 import warnings
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from annbatch.samplers import WeightedClassSampler
 
 import donorloader as dl
 from _data import N_GENES
@@ -188,6 +192,22 @@ def test_balance_is_for_training_alone(store: Store) -> None:
         assert {d for batch in data.loader("val") for d in batch["donors"]} == set(cells.donor)
 
 
+def test_a_sampler_is_for_training_alone(store: Store) -> None:
+    cells = store.cells(3)
+    runs = pd.Categorical(cells.obs["run"])
+    sizes = {"chunk_size": 10, "preload_nchunks": 4, "batch_size": 20}
+    sampler = WeightedClassSampler(**sizes, classes=runs, num_samples=160, class_weights=[1.0, 0.0, 0.0])
+    for options, size in (({}, 20), ({"batch_size": 64}, 64)):
+        split = {"train": None, "val": ["d1", "d2", "d3"]}
+        with dl.DonorDataModule(cells.path, split=split, batch_sampler=sampler, **options) as data:
+            drawn = [row for batch in data.loader("train") for row in batch["index"].tolist()]
+            assert len(drawn) == 160
+            assert set(runs[drawn]) == {"r0"}
+            val = [batch["index"].tolist() for batch in data.loader("val")]
+            assert [row for rows in val for row in rows] == list(cells.rows(donors=split["val"]))
+            assert len(val[0]) == min(size, cells.rows(donors=split["val"]).size)
+
+
 @BOTH
 def test_no_validation_split(store: Store, pl: Any) -> None:
     data = dl.DonorDataModule(store.cells(3).path, batch_size=64)
@@ -196,6 +216,23 @@ def test_no_validation_split(store: Store, pl: Any) -> None:
         trainer(pl, max_epochs=1).fit(model, datamodule=data)
     assert sorted(rows_of(model.seen["train"], 0)) == list(range(181))
     assert model.seen["val"] == []
+
+
+@pytest.mark.parametrize("way", [lambda made: pickle.loads(pickle.dumps(made)), copy.deepcopy])
+def test_a_data_module_is_sent(store: Store, way: Any) -> None:
+    cells = store.cells(3)
+    split = dl.split_cells(cells.path, fractions={"train": 0.8, "val": 0.2})
+    with dl.DonorDataModule(cells.path, split=split, batch_size=32) as data:
+        data.trainer = SimpleNamespace(
+            strategy=SimpleNamespace(root_device=torch.device("cpu")), global_rank=0, world_size=1
+        )
+        expected = [batch["index"].tolist() for batch in data.loader("train")]
+        with way(data) as twin:
+            assert isinstance(twin, lightning.pytorch.LightningDataModule)
+            assert isinstance(twin, pytorch_lightning.LightningDataModule)
+            assert twin.loader("train") is not data.loader("train")
+            assert [batch["index"].tolist() for batch in twin.loader("train")] == expected
+    assert way(dl.CellsPerSecond(3)).__dict__ == dl.CellsPerSecond(3).__dict__ | {"_began": ANY}
 
 
 @BOTH
@@ -279,6 +316,7 @@ def test_ddp(store: Store, tmp_path: Path) -> None:
 DDP = """
 import json, sys
 import torch
+from annbatch.samplers import WeightedClassSampler
 import pytorch_lightning as pl
 import donorloader as dl
 

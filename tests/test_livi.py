@@ -168,6 +168,13 @@ def test_size_factors_from_obs(store: Store) -> None:
         ({"covariates": "run"}, TypeError, ["['run']"]),
         ({"covariates": ["age"]}, KeyError, ["'age'"]),
         ({"covariates": ["run", "run"]}, ValueError, ["comes again"]),
+        (
+            {"size_factor": "cell_type"},
+            ValueError,
+            ["numbers above 0", "'cell_type' is not in 181 cells", "row 0 with"],
+        ),
+        ({"known_cis": sparse.csr_matrix(KNOWN)}, TypeError, ["pairs of a variant and a gene", "csr_matrix"]),
+        ({"known_cis": ["rs1", "rs5"]}, TypeError, ["pairs of a variant and a gene"]),
         ({"missing": "zero"}, ValueError, ["'absent'", "'zero'"]),
         ({"known_cis": KNOWN.iloc[:2]}, ValueError, ["'rs5'", "variants=list"]),
         ({"known_cis": KNOWN.rename(columns={"gene0": "gene77"})}, ValueError, ["'gene77'"]),
@@ -182,7 +189,7 @@ def test_errors(store: Store, options: dict[str, Any], error: type[Exception], w
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-@pytest.mark.parametrize("value", [0.5, -1.0, np.nan])
+@pytest.mark.parametrize("value", [0.5, -1.0, np.nan, np.inf])
 @pytest.mark.parametrize("layout", ["csr", "dense"])
 def test_what_is_no_count_is_refused_at_once_and_wherever_it_is(layout: str, value: float) -> None:
     x = np.ones((600, 5), dtype=np.float32)

@@ -7,7 +7,7 @@ import logging
 import os
 import subprocess
 import sys
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -300,6 +300,38 @@ def _bags(sampler: ShardBagSampler, codes: np.ndarray, *, epoch: int = 0) -> lis
     return out
 
 
+@pytest.mark.parametrize("kind", ["cells", "bags"])
+def test_the_last_ones_of_an_epoch_are_padded(kind: str) -> None:
+    """However few are left for the ranks that take over, none of them is left out."""
+    n, codes = 31, np.repeat(np.arange(31), 2)
+    for world_size, begin in product((2, 3, 4), range(n + 1)):
+        took: list[list[int]] = []
+        for share in shares(world_size, 12, "pad"):
+            if kind == "cells":
+                sizes = {"chunk_size": 2, "preload_nchunks": 4, "batch_size": 3}
+                parts = batches(ShardSampler(share, resumed=(0, begin), **sizes), n)
+            else:
+                sampler = ShardBagSampler(codes, share=share, resumed=(0, begin), bags_per_batch=3, max_cells=None)
+                parts = [bags for bags, _ in _bags(sampler, codes)]
+            took.append([int(part) for part in np.concatenate([*parts, np.empty(0, dtype=np.int64)])])
+        order = (
+            flat_of(ShardSampler(Share(0, 1, 12, "drop"), **(sizes | {"batch_size": 1})), n)
+            if kind == "cells"
+            else [int(bags[0]) for bags, _ in _bags(_one_by_one(codes), codes)]
+        )
+        assert set(order[begin:]) <= set(chain(*took)) <= set(order[max(0, begin - world_size) :])
+        assert len({-(-len(rank) // 3) for rank in took}) == 1, "as many batches"
+        assert len(list(chain(*took))) < n - begin + world_size
+
+
+def flat_of(sampler: Sampler, n_obs: int) -> list[int]:
+    return np.concatenate(batches(sampler, n_obs)).tolist()
+
+
+def _one_by_one(codes: np.ndarray) -> ShardBagSampler:
+    return ShardBagSampler(codes, share=Share(0, 1, 12, "drop"), bags_per_batch=1, max_cells=None)
+
+
 class TestAnySampler:
     @given(
         n_obs=st.integers(40, 500),
@@ -435,6 +467,20 @@ class TestLoader:
         if kind != "bags":
             assert before_and_after.size - expected.size < after, "and nothing comes twice, but what is repeated to pad"
         assert np.unique(np.concatenate(following)).tolist() == expected.tolist(), "the next epoch is whole"
+
+    @pytest.mark.parametrize(("before", "after"), [((1, 48), (3, 16)), ((3, 25), (1, 75)), ((2, 300), (4, 150))])
+    def test_sizes_of_batches_that_fit_together(
+        self, store: Store, before: tuple[int, int], after: tuple[int, int]
+    ) -> None:
+        """Where sizes of reading are left open, they do not depend on the batch that another number of ranks has."""
+        path, states = store.cells(3).path, []
+        for world_size, size in (before, after):
+            options = {"rank": 0, "world_size": world_size, "num_canonical_shards": 12, "prefetch": 0}
+            with dl.DonorLoader(path, batch_size=size, **options) as loader:
+                if states:
+                    loader.load_state_dict(states[0])
+                states.append(loader.state_dict())
+        assert states[0] == states[1] | {"world_size": before[0]}
 
     def test_saved_again_after_it_was_taken_over(self, store: Store) -> None:
         """2 ranks, then 4, which stop at a step that is no whole one of theirs, then 1."""

@@ -185,6 +185,8 @@ class TestState:
             kept = list(loader)
             assert [list(ids) for ids in loader.bag_ids()] == [list(batch["donors"]) for batch in kept]
             assert len(loader.bag_ids(0)) == len(loader) == len(kept) + 2
+            counted = list(itertools.islice(loader, len(loader)))  # a loop that does not ask for the end
+            assert [list(ids) for ids in loader.bag_ids()] == [list(batch["donors"]) for batch in counted]
 
 
 def _stopped_after(loader: Any, batches: int) -> dict[str, Any]:
@@ -257,7 +259,10 @@ class TestRefused:
             ({"epoch": -1}, ValueError, "'epoch' must be an integer of at least 0, got -1"),
             ({"batches": 2.0}, ValueError, "'batches' must be an integer of at least 0, got 2.0"),
             ({"world_size": None}, ValueError, "'world_size' must be an integer"),
+            ({"world_size": 0}, ValueError, "'world_size' must be an integer of at least 1, got 0"),
             ({"position": "far"}, ValueError, "'position' must be an integer"),
+            ({"position": 3}, ValueError, "'position' goes with a number of canonical shards"),
+            ({"num_canonical_shards": 0}, ValueError, "'num_canonical_shards' must be an integer of at least 1, got 0"),
             ({"batches": 13}, ValueError, "13 batches of an epoch that has 12"),
             ({"of": None}, ValueError, "'of' must say"),
         ],

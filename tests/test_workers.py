@@ -6,7 +6,7 @@ import copy
 import multiprocessing
 import pickle
 import time
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +37,20 @@ class TestSent:
         for made, options in ((dl.DonorLoader, {**SMALL, "donors": iter(["d1", "d2"])}), (dl.BagLoader, {})):
             with made(*paths, rank=1, world_size=2, prefetch=0, **options) as loader, way(loader) as twin:
                 assert orders(twin) == orders(loader)
+
+    def test_a_twin_begins_with_the_next_pass(self, paths: tuple[str, str]) -> None:
+        """Also where that is the rest of an epoch, taken over from other ranks."""
+        made = {"num_canonical_shards": 8, "prefetch": 0, **SMALL}
+        with dl.DonorLoader(*paths, rank=0, world_size=2, **made) as loader:
+            next(islice(loader, 2, 3))
+            state = loader.state_dict()
+        with dl.DonorLoader(*paths, rank=1, world_size=4, **made) as loader:
+            for change in (lambda: None, lambda: loader.set_epoch(3), lambda: loader.load_state_dict(state)):
+                change()
+                with pickle.loads(pickle.dumps(loader)) as twin:
+                    assert twin.epoch == loader.epoch
+                    assert orders(twin) == orders(loader)
+                    assert twin.state_dict() == loader.state_dict()
 
     def test_open_genotypes_are_opened_again(self, store: Store, paths: tuple[str, str]) -> None:
         with dl.DonorLoader(paths[0], dl.open_genotypes(paths[1]), prefetch=0, **SMALL) as loader:
@@ -117,12 +131,23 @@ class TestDataLoader:
                 for batch in kept:
                     check_batch(batch, store.cells(3), store.genotypes())
                 rows.append([part.tolist() for part in map(as_numpy, (b["index"] for b in kept))])
+                assert {"epoch": epoch + 1, "batches": 0}.items() <= loader.state_dict().items()
             for epoch, parts in zip((0, 5), rows, strict=True):
                 together = list(chain.from_iterable(parts))
                 assert len(set(together)) == len(together) > 181 - 2
                 twin = copy.deepcopy(loader)
                 assert parts[0::2] == orders(twin.iterate_share(epoch, 0, 2))
                 twin.close()
+            # a pass of workers has no place in its middle, and the rest of a resumed one is not theirs to run
+            for number, _ in enumerate(batches):
+                if number == 1:
+                    with pytest.raises(ValueError, match="In the middle of a pass that workers run"):
+                        loader.state_dict()
+            loader.load_state_dict({**loader.state_dict(), "epoch": 3, "batches": 2})
+            with pytest.raises(ValueError, match=r"epoch 3 was loaded in its middle.*set_epoch"):
+                iter(batches)
+            loader.set_epoch(7)
+            assert {"epoch": 7, "batches": 0}.items() <= loader.state_dict().items()
 
     def test_impossible(self, paths: tuple[str, str]) -> None:
         with dl.DonorLoader(*paths, num_canonical_shards=8, **SMALL) as loader:

@@ -31,6 +31,8 @@ def check_fractions(fractions: Any) -> dict[str, Fraction]:
         if isinstance(share, bool) or not isinstance(share, int | float | Fraction | np.number) or not 0 < share <= 1:
             raise ValueError(f"The share of a split must be above 0 and at most 1, but that of {name!r} is {share!r}.")
         exact[name] = Fraction(float(share)).limit_denominator(1_000_000)
+        if not exact[name]:
+            raise ValueError(f"The share of a split must be at least a millionth, but that of {name!r} is {share!r}.")
     total = sum(exact.values(), Fraction(0))
     if total > 1 + Fraction(len(exact), 1_000_000):
         raise ValueError(f"The fractions must sum to 1 at the most, got {dict(fractions)} with {float(total):g}.")
@@ -94,7 +96,7 @@ def allot(
     for stratum in range(n_strata):
         lone = rng.permutation(np.flatnonzero(single & (strata == stratum)))
         split[lone] = np.repeat(np.arange(len(shares)), counts[stratum])
-    return split
+    return _fill_empty(split, families, members, target, len(fractions)) if large.size else split
 
 
 def _exchange(
@@ -135,6 +137,31 @@ def _exchange(
                 home[np.flatnonzero((kind_of == kind) & (home == source))[0]] = goal
                 placed[:, source] -= kinds[kind]
                 placed[:, goal] += kinds[kind]
+
+
+def _fill_empty(
+    split: NDArray[np.int64],
+    families: NDArray[np.int64],
+    members: NDArray[np.int64],
+    target: NDArray[np.float64],
+    n_splits: int,
+) -> NDArray[np.int64]:
+    """Give each split without a donor a family of a split that has several, where that does least to the shares."""
+    home = np.zeros(len(members), dtype=np.int64)
+    home[families] = split
+    for empty in np.setdiff1d(np.arange(n_splits), home):
+        held = np.bincount(home, minlength=target.shape[1])
+        movable = np.flatnonzero((held[home] > 1) | (home >= n_splits))
+        off = np.stack([members[home == k].sum(axis=0) for k in range(target.shape[1])], axis=1) - target
+        costs = []
+        for family in movable:
+            after = off.copy()
+            after[:, home[family]] -= members[family]
+            after[:, empty] += members[family]
+            costs.append((after**2).sum() + (after.sum(axis=0) ** 2).sum())
+        if costs:
+            home[movable[int(np.argmin(costs))]] = empty
+    return home[families]
 
 
 # Beyond these, families stay where they were first placed; what is tried at each step is the square of the kinds.
@@ -220,7 +247,12 @@ def cut_by_hash(codes: NDArray[Any], fractions: Mapping[str, Fraction], seed: in
     (n_cells,) int16 positions in `fractions`; ``len(fractions)`` for cells of no split.
     """
     rows = np.arange(codes.size, dtype=np.uint64)
-    place = _mix(rows ^ _mix(np.array([seed], dtype=np.uint64)))
+    key = np.zeros(1, dtype=np.uint64)
+    while True:  # a seed of more than 64 bits in parts
+        key = _mix(key ^ np.uint64(seed & 0xFFFFFFFFFFFFFFFF))
+        if not (seed := seed >> 64):
+            break
+    place = _mix(rows ^ key)
     order = np.lexsort((place, codes))
     sizes = np.bincount(codes[order] + 1)
     starts = np.cumsum(sizes) - sizes

@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from donorloader._donor_frame import donor_frame
 from donorloader._ids import shorten
-from donorloader.cells import select_cells, words_of
+from donorloader.cells import mask_of, select_cells, words_of
 from donorloader.selections import CellSelection, DonorSelection, Splits
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from donorloader.cells import CellSource
@@ -92,23 +92,26 @@ def _by_condition(
         try:
             names = [name for name in words_of(condition) if name in known]
             frame = donor_frame(source, codes, ids, store, columns=sorted(names), keep=keep)
-            mask = frame.eval(condition)
+            answer = frame.eval(condition)
         except pd.errors.UndefinedVariableError as error:
             raise KeyError(f"donors={condition!r}: {error}. The columns are {shorten(sorted(known), 12)}.") from error
         except (SyntaxError, TypeError) as error:
             raise ValueError(f"donors={condition!r} cannot be evaluated as a condition on donors: {error}") from error
+        index = frame.index
     else:
         frame = donor_frame(source, codes, ids, store, keep=keep)
-        mask = condition(frame)
-    what = repr(condition) if isinstance(condition, str) else getattr(condition, "__name__", repr(condition))
-    mask = np.asarray(mask.fillna(False) if isinstance(mask, pd.Series) else mask)
-    if mask.dtype != bool and mask.dtype == object and all(isinstance(value, bool | np.bool_) for value in mask):
-        mask = mask.astype(bool)
-    if mask.shape != (len(frame),) or mask.dtype != bool:
-        raise ValueError(
-            f"donors={what} must give one bool per donor, {len(frame):,} in all, but gave {mask.dtype} of shape "
-            f"{mask.shape}."
-        )
+        index = frame.index
+        answer = condition(frame)
+        if not frame.index.equals(index):
+            raise ValueError(
+                f"donors={_told(condition)} must leave the table of donors as it is, but has changed its rows or "
+                "index. Sort or reset the index of a copy."
+            )
+    mask = mask_of(answer, index, f"donors={_told(condition)}", "donor")
     if not mask.any():
-        raise ValueError(f"No donor satisfies donors={what}. Its columns are {shorten(frame.columns, 12)}.")
-    return list(frame.index[mask])
+        raise ValueError(f"No donor satisfies donors={_told(condition)}. Its columns are {shorten(frame.columns, 12)}.")
+    return list(index[mask])
+
+
+def _told(condition: str | Callable[[pd.DataFrame], Any]) -> str:
+    return repr(condition) if isinstance(condition, str) else getattr(condition, "__name__", repr(condition))

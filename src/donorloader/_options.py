@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from annbatch.samplers import RandomSampler, SequentialSampler
 
-from donorloader.samplers import WINDOW_CELLS, DealSampler, ShardSampler, choose_geometry
+from donorloader.samplers import WINDOW_CELLS, DealSampler, Geometry, ShardSampler, choose_geometry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,16 +74,20 @@ class SamplingOptions:
             return DealSampler(batch_sampler, share)
         return ShardSampler(
             share,
-            **choose_geometry(self.batch_size, self.chunk_size, self.preload_nchunks)._asdict(),
+            **self._shared_geometry()._asdict(),
             batch_size=unit or self.batch_size,
             shuffle=self.shuffle,
             drop_last=self.drop_last,
             resumed=resumed,
         )
 
+    def _shared_geometry(self) -> Geometry:
+        """Sizes for the order that ranks share, which batches of other sizes on other ranks continue: any will do."""
+        return choose_geometry(1, self.chunk_size, self.preload_nchunks)
+
     def most_shards(self, n_obs: int) -> int:
         """Canonical shards at the most, where their number is open: each has a chunk in every load request."""
-        geometry = choose_geometry(self.batch_size, self.chunk_size, self.preload_nchunks)
+        geometry = self._shared_geometry()
         return max(LEAST_SHARDS, min(geometry.preload_nchunks, n_obs // geometry.chunk_size))
 
 

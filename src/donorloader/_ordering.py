@@ -130,6 +130,15 @@ class Ordering:
         """The epoch that is not whole, and how much of it was delivered by another number of ranks."""
         return self._resumed
 
+    @property
+    def taken_over(self) -> tuple[int | None, tuple[int, int] | None]:
+        """What a loaded state has changed, for a copy in another process: canonical shards, and what is resumed."""
+        return self.n_shards, self._resumed
+
+    @taken_over.setter
+    def taken_over(self, taken: tuple[int | None, tuple[int, int] | None]) -> None:
+        self.n_shards, self._resumed = taken
+
     def for_worker(self, worker: int, num_workers: int) -> Ordering:
         """The order of a worker process of this rank: that of a rank among all workers of all ranks."""
         ranks = self.ranks
@@ -157,11 +166,15 @@ class Ordering:
         n_batches
             Those that it has in all.
         """
-        if self.n_shards is None or not self._elastic:
+        if not self.counts_units(self.n_shards):
             return None
         begin = self._resumed[1] if self._resumed is not None and self._resumed[0] == epoch else 0
         delivered = begin + batches * self._unit * self.ranks.world_size
         return self._total if batches and batches >= n_batches else min(delivered, self._total)
+
+    def counts_units(self, n_shards: int | None) -> bool:
+        """Whether the place in an order of so many shards is told in units, and not in batches of one rank."""
+        return n_shards is not None and self._elastic
 
     def check(self, n_shards: int | None, world_size: int) -> None:
         """Check that this rank can take over an order of so many shards.

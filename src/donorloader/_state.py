@@ -20,7 +20,8 @@ __all__ = ["STATE_VERSION", "check_format", "check_same", "fingerprint"]
 #: Version of the format; to be raised with every change of what a field means.
 STATE_VERSION = 1
 
-_COUNTS = ("seed", "epoch", "batches", "world_size")
+# Its numbers, and the least that they can be; some may be absent.
+_LEAST = {"seed": 0, "epoch": 0, "batches": 0, "world_size": 1, "position": 0, "num_canonical_shards": 1}
 _COUNTS_OR_NONE = ("position", "num_canonical_shards")
 
 
@@ -79,14 +80,14 @@ def check_format(state: Any) -> None:
             f"This donorloader reads states of format version {STATE_VERSION}, but this one is of version {version!r}. "
             f"{remedy}, or start the epoch anew with set_epoch()."
         )
-    for name in (*_COUNTS, *_COUNTS_OR_NONE):
-        value = state.get(name)
+    if missing := [name for name in _LEAST if name not in state]:
+        raise ValueError(f"The state is damaged: it lacks {shorten(missing)}.")
+    for name, least in _LEAST.items():
+        value = state[name]
         if value is None and name in _COUNTS_OR_NONE:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"The state is damaged: {name!r} must be an integer of at least 0, got {value!r}.")
-    if missing := [name for name in _COUNTS_OR_NONE if name not in state]:
-        raise ValueError(f"The state is damaged: it lacks {shorten(missing)}.")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"The state is damaged: {name!r} must be an integer of at least {least}, got {value!r}.")
     if not isinstance(state.get("of"), Mapping):
         raise ValueError("The state is damaged: 'of' must say of which data and settings it is.")
 

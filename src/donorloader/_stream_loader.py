@@ -77,30 +77,42 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs to open the same loader: its options, if they are paths and plain values."""
-        return {"arguments": sendable(self._arguments, type(self).__name__, self._ordering.ranks)}
+        arguments = sendable(self._arguments, type(self).__name__, self._ordering.ranks)
+        return {"arguments": arguments, "order": self._ordering.taken_over, "next": self._progress.next_pass()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the stores anew, in this process."""
+        """Open the stores anew, in this process; the next pass is the one that would have been next in the other."""
         self._is_copy = True
         self.__init__(**state["arguments"])  # type: ignore[misc]
+        self._ordering.taken_over = state["order"]
+        self._engine.set_sampler(self._ordering.sampler)
+        self._progress.load(*state["next"])
 
     def check_workers(self, num_workers: int) -> None:
         """Check that so many workers of a DataLoader can share each epoch."""
         self.__getstate__()
         self._ordering.for_worker(0, num_workers)
-        if self._progress.next_pass()[1] or self._ordering.resumed:
-            raise ValueError("A loader resumes in the middle of an epoch with num_workers=0 only.")
+        self._begins_whole()
 
     def worker_batches(self, num_workers: int) -> int:
         """Batches of a pass that so many workers yield together."""
         ordering = self._ordering.for_worker(0, num_workers)
         return num_workers * ordering.sampler.n_batches(self._tables.source.n_obs)
 
-    def begin_elsewhere(self) -> int:
-        """Take note that workers begin a pass; returns its epoch."""
-        epoch, _ = self._progress.next_pass()
-        self._last = PassRecord(epoch)
+    def begin_elsewhere(self) -> PassRecord:
+        """Take note that workers begin a pass; whoever runs it keeps its record."""
+        self._last = PassRecord(self._begins_whole(), elsewhere=True)
         self._progress.begin(self._last)
+        return self._last
+
+    def _begins_whole(self) -> int:
+        """The epoch of the next pass, which must not be the rest of one."""
+        epoch, skip = self._progress.next_pass()
+        if skip or (self._ordering.resumed is not None and self._ordering.resumed[0] == epoch):
+            raise ValueError(
+                f"A loader resumes in the middle of an epoch with num_workers=0 only, and epoch {epoch} was loaded in "
+                "its middle. Use no workers, or begin an epoch anew: set_epoch()."
+            )
         return epoch
 
     def iterate_share(self, epoch: int, worker: int, num_workers: int) -> Iterator[dict[str, Any]]:
@@ -137,6 +149,11 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         that were delivered, and in ``of`` a fingerprint of data and settings. With several ranks or canonical shards,
         ``position`` counts the cells, or bags, that all ranks together have delivered, as each rank has at the same
         step: the states of all ranks are the same.
+
+        Raises
+        ------
+        ValueError
+            In the middle of a pass that workers run: they deliver batches in an order of their own.
         """
         epoch, batches = self._progress.position
         return {
@@ -172,10 +189,12 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         shards, epoch, batches = (state_dict[name] for name in ("num_canonical_shards", "epoch", "batches"))
         self._ordering.check(shards, state_dict["world_size"])
         check_same(state_dict, self._identity(shards), self._engine.sampler.seed)
+        if self._ordering.counts_units(shards) != (state_dict["position"] is not None):
+            raise ValueError("The state is damaged: 'position' goes with a number of canonical shards, and only so.")
         if state_dict["position"] is not None:
             batches = self._ordering.resume(shards, epoch, state_dict["position"])
             self._engine.set_sampler(self._ordering.sampler)
-        if batches > len(self):
+        elif batches > len(self):
             raise ValueError(f"The state is damaged: it has {batches:,} batches of an epoch that has {len(self):,}.")
         self._progress.load(epoch, batches)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from donorloader._choose import Donors
     from donorloader.genotypes import Encoding, GenotypeBatch, MissingCalls
+    from donorloader.pipeline import PassRecord
     from donorloader.samplers import Share
 
 __all__ = ["BagLoader"]
@@ -265,14 +266,18 @@ prefetch, preload_to_gpu, check, seed
         """
         skip = 0
         if epoch is None:
-            if self._last is None or not self._last.finished:
+            if self._last is None or self._last.elsewhere or not self._all_taken(self._last):
                 raise RuntimeError(
-                    "The last pass of this loader has not come to its end, so its bags are not those of your results. "
-                    "Keep the batches, or their `donors`, beside the results, or name the epoch."
+                    "The last pass of this loader has not come to its end here, so its bags are not those of your "
+                    "results. Keep the batches, or their `donors`, beside the results, or name the epoch."
                 )
             epoch, skip = self._last.epoch, self._last.skipped
         requests = self._engine.plan(epoch, skip=skip)
         return [self._source.ids[bags] for request in requests for bags in request["bags"] or []]
+
+    def _all_taken(self, record: PassRecord) -> bool:
+        """Whether a pass gave all its batches; a loop that counts them, as Lightning's, does not ask for its end."""
+        return record.finished or (not self._ordering.resumed and record.skipped + record.delivered >= len(self))
 
     def _add_fields(self, batch: dict[str, Any], genotypes: GenotypeBatch) -> None:
         sizes = np.bincount(genotypes.donor_idx, minlength=genotypes.donors.size)

@@ -8,9 +8,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from donorloader._stream_loader import StreamLoader
+    from donorloader.pipeline import PassRecord
 
 __all__ = ["dataloader"]
 
@@ -96,5 +97,15 @@ class _WorkerLoader(DataLoader[dict[str, Any]]):
     dataset: _Shares
 
     def __iter__(self) -> Any:
-        self.dataset.epoch.fill_(self.dataset.loader.begin_elsewhere())
-        return super().__iter__()
+        record = self.dataset.loader.begin_elsewhere()
+        self.dataset.epoch.fill_(record.epoch)
+        return _watched(super().__iter__(), record)
+
+
+def _watched(batches: Iterable[dict[str, Any]], record: PassRecord) -> Iterator[dict[str, Any]]:
+    """The batches of workers, noted in the record of their pass."""
+    record.begun = True
+    for batch in batches:
+        record.delivered += 1
+        yield batch
+    record.finished = True

@@ -67,10 +67,10 @@ class DonorLoader(StreamLoader):
         near genes. Default: all.
     donors
         The donors to use: their ids; a condition as text over columns of donors, e.g. ``"disease == 'case'"``, or a
-        function of the table of donors that gives one bool for each; or a split from :func:`split_donors` (or of cells,
-        from :func:`split_cells`). The table has the ids as index, the columns of the genotypes' ``obs``, those of the
-        cells' ``obs`` that are constant within donors, and ``n_cells``; a function has all of them read, a condition
-        only those that it names. Default: all.
+        function of the table of donors that gives one bool for each, in the order of the table or, as a Series, by id;
+        or a split from :func:`split_donors` (or of cells, from :func:`split_cells`). The table has the ids as index,
+        the columns of the genotypes' ``obs``, those of the cells' ``obs`` that are constant within donors, and
+        ``n_cells``; a function has all of them read, a condition only those that it names. Default: all.
     cells_query
         Condition on columns of ``obs``, as :meth:`pandas.DataFrame.query` takes it, e.g. ``"cell_type == 'B'"``.
     missing_donors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -216,7 +217,13 @@ class Splits(Mapping[str, "DonorSelection | CellSelection"]):
 
     @classmethod
     def _from_dict(cls, content: dict[str, Any]) -> Self:
-        return cls({part["split"]: _make(part) for part in content["selections"]})
+        made = [_make(part) for part in content["selections"]]
+        names = Counter(part.split for part in made)
+        donors = Counter(donor for part in made if isinstance(part, DonorSelection) for donor in part)
+        for what, counts in (("splits", names), ("donors", donors)):
+            if repeated := [each for each, count in counts.items() if count > 1]:
+                raise ValueError(f"Splits must have their {what} once, but these were changed: {shorten(repeated)}.")
+        return cls({part.split: part for part in made})
 
 
 def read_selection(source: str | PathLike[str]) -> DonorSelection | CellSelection | Splits:

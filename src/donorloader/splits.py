@@ -89,6 +89,11 @@ def split_donors(
     shares = check_fractions(fractions)
     seed = check_seed(seed)
     strata_of = [stratify] if isinstance(stratify, str) else list(stratify or ())
+    if not (group is None or isinstance(group, str)) or not all(isinstance(name, str) for name in strata_of):
+        raise TypeError(
+            f"stratify names a column or several, and group one, as text, but got {stratify=} and {group=}. Of several "
+            "columns that tell of families, make one."
+        )
     names = [*strata_of, *([] if group is None else [group])]
     if isinstance(study, pd.DataFrame):
         given = {"genotypes": genotypes, "donor_key": donor_key, "donors": donors, "cells_query": cells_query}
@@ -148,6 +153,11 @@ def split_cells(
         One :class:`CellSelection` by the name of each split, for the argument `donors` of a loader. It is about rows of
         one collection: a loader refuses it for another, also for the grouped collection that bags of a study are read
         from.
+
+    Raises
+    ------
+    ValueError
+        If the fractions are none, or a split would be empty.
     """
     shares = check_fractions(fractions)
     seed = check_seed(seed)
@@ -158,6 +168,12 @@ def split_cells(
     fingerprint = fingerprint_cells(codes, ids)
     place = cut_by_hash(codes, shares, seed)
     report = _report(place, codes.astype(np.int64), list(ids), shares).rename(columns={"donors": "cells"})
+    totals = report.groupby("split")["cells"].sum()
+    if empty := [name for name in shares if totals[name] == 0]:
+        raise ValueError(
+            f"Every split needs a cell, but {shorten(empty)} would have none of {codes.size:,} cells of {len(ids):,} "
+            "donors. Give it a larger share, or use fewer splits."
+        )
     texts = {name: str(share) for name, share in shares.items()}
     made = {name: CellSelection(name, texts, seed, int(codes.size), fingerprint) for name in shares}
     return Splits(made, report)
@@ -205,11 +221,18 @@ def _table(table: pd.DataFrame, names: list[str]) -> tuple[pd.DataFrame, set[str
             "A table of donors must have their ids as its index, but has pandas' default, numbers from 0. "
             "Use set_index."
         )
+    if isinstance(table.index, pd.MultiIndex):
+        raise ValueError(
+            f"A table of donors has one id for each in its index, not {table.index.nlevels} levels. Use reset_index, "
+            "then set_index."
+        )
     ids = as_text(table.index, "the index of the table of donors")
     if repeated := duplicates(ids):
         raise ValueError(f"A table of donors has one row for each, but {shorten(repeated)} occur more than once.")
     if absent := [name for name in names if name not in table]:
         raise KeyError(f"The table of donors has no column {shorten(absent)}. It has {shorten(table.columns, 12)}.")
+    if repeated := [name for name in names if list(table.columns).count(name) > 1]:
+        raise ValueError(f"A table of donors names each column once, but {shorten(repeated)} occur more than once.")
     if not ids.size:
         raise ValueError("A table of donors needs at least one.")
     return table.set_axis(pd.Index(ids, dtype=object))[list(dict.fromkeys(names))], set(ids)

@@ -1,6 +1,6 @@
 """How the cell side opens: collection, AnnData, DonorData → annbatch.Loader, donor codes, obs. Knows no genotypes."""
 
-from ._obs import select_cells, words_of
+from ._obs import mask_of, select_cells, words_of
 from ._open import is_donor_data, is_stored_donor_data, open_cells
 from ._parts import stack_tensors
 from ._read import RowReader
@@ -14,6 +14,7 @@ __all__ = [
     "fill_dense",
     "is_donor_data",
     "is_stored_donor_data",
+    "mask_of",
     "open_cells",
     "select_cells",
     "stack_tensors",

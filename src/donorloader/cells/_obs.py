@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ._source import CellSource
 
-__all__ = ["select_cells", "words_of"]
+__all__ = ["mask_of", "select_cells", "words_of"]
 
 
 def select_cells(
@@ -81,6 +81,48 @@ def words_of(query: str) -> set[str]:
     return {*quoted, *(token.string for token in tokens if token.type == NAME)}
 
 
+def mask_of(answer: Any, index: pd.Index[Any], what: str, each: str) -> NDArray[np.bool_]:
+    """What a condition on a table says, row by row of the table.
+
+    Parameters
+    ----------
+    answer
+        What it gave: a Series, whose rows are told by its index, as a condition may have sorted them; or a sequence
+        in the order of the table.
+    index
+        Of the table, each row once.
+    what, each
+        The condition and a row, for messages.
+
+    Returns
+    -------
+    (n_rows,) mask; missing values count as no.
+
+    Raises
+    ------
+    ValueError
+        If it has not one bool for each row.
+    """
+    if isinstance(answer, pd.Series):
+        # by label, never by place: a sorted Series would choose other rows
+        if not answer.index.equals(index):
+            if answer.index.has_duplicates or set(answer.index) != set(index):
+                raise ValueError(
+                    f"{what} must give one bool per {each}, {len(index):,} in all, but gave {answer.dtype} of shape "
+                    f"{answer.shape}, with an index that is not that of the table: leave rows and index as they are."
+                )
+            answer = answer.reindex(index)
+        answer = answer.fillna(False)
+    mask = np.asarray(answer)
+    if mask.dtype == object and all(isinstance(value, bool | np.bool_) for value in mask.ravel()):
+        mask = mask.astype(bool)
+    if mask.shape != (len(index),) or mask.dtype != bool:
+        raise ValueError(
+            f"{what} must give one bool per {each}, {len(index):,} in all, but gave {mask.dtype} of shape {mask.shape}."
+        )
+    return mask
+
+
 def _query(source: CellSource, query: str) -> NDArray[np.bool_]:
     try:
         words = words_of(query)
@@ -96,4 +138,4 @@ def _query(source: CellSource, query: str) -> NDArray[np.bool_]:
         ) from error
     if not isinstance(mask, pd.Series) or not pd.api.types.is_bool_dtype(mask.dtype):
         raise ValueError(f"cells_query must be a condition on columns of obs, but {query!r} is not: {mask!r}.")
-    return np.asarray(mask.fillna(False), dtype=bool)
+    return mask_of(mask, frame.index, f"cells_query={query!r}", "cell")

@@ -50,9 +50,16 @@ def make_with_lightning(cls: type[Any], base: str) -> Any:
 def _joined(cls: type[Any], base: str, names: tuple[str, ...]) -> type[Any]:
     bases = [getattr(sys.modules[name], base) for name in names]
     missing = tuple(b for b in bases if not issubclass(cls, b))
-    return (
-        type(cls.__name__, (cls, *missing), {"__module__": cls.__module__, "__doc__": cls.__doc__}) if missing else cls
-    )
+    if not missing:
+        return cls
+    # by itself, pickle would look for the new class under the name of `cls`
+    inner = {"__reduce_ex__": lambda self, protocol: (_made_again, (cls,), self.__getstate__())}
+    return type(cls.__name__, (cls, *missing), {"__module__": cls.__module__, "__doc__": cls.__doc__, **inner})
+
+
+def _made_again(cls: Any) -> Any:
+    """In another process: an instance like the one that was sent, without its contents."""
+    return cls.__new__(cls)
 
 
 def leave_to_lightning(module: Any, method: str, trainer: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 import torch
 
 from donorloader._ids import as_text, duplicates, shorten
@@ -51,7 +52,13 @@ def donor_codes(
 def cis_matrix(known: Any, variants: NDArray[np.object_], genes: NDArray[np.object_]) -> torch.Tensor:
     """(n_variants, n_genes) int64 in the loader's order of variants and genes."""
     if not isinstance(known, pd.DataFrame):
-        pairs = pd.DataFrame(list(known), columns=["variant", "gene"])
+        listed = [] if isinstance(known, str) or sp.issparse(known) else list(known)
+        if not listed or any(isinstance(pair, str) or np.shape(pair) != (2,) for pair in listed):
+            raise TypeError(
+                "known_cis must be a DataFrame of 0 and 1, named variants × genes, or pairs of a variant and a "
+                f"gene, got {type(known).__name__}."
+            )
+        pairs = pd.DataFrame(listed, columns=["variant", "gene"])
         known = pd.crosstab(pairs["variant"], pairs["gene"]).clip(upper=1)
     rows, columns = (pd.Index(axis.astype(str), dtype=object) for axis in (known.index, known.columns))
     for what, axis in (("variants", rows), ("genes", columns)):

@@ -122,7 +122,10 @@ def dense_counts_by_torch(X: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def not_a_count(values: NDArray[Any]) -> Any:
     """A value that is negative or not whole, or `None`."""
-    wrong = values[(values < 0) | (values != np.floor(values))] if values.dtype.kind == "f" else values[values < 0]
+    if values.dtype.kind == "f":
+        wrong = values[~((values >= 0) & (values < np.inf) & (values == np.floor(values)))]
+    else:
+        wrong = values[values < 0]
     return wrong[0].item() if wrong.size else None
 
 
@@ -209,6 +212,7 @@ def _sum(values, indptr, sums):  # type: ignore[no-untyped-def] # pragma: no cov
             value = values[k]
             total += value
             wrong |= not (value >= 0 and value == np.floor(value))
+        wrong |= not total < np.inf
         sums[i, 0] = total
         if wrong and bad < 0:
             bad = i

@@ -23,8 +23,8 @@ __all__ = ["DonorDataModule", "LIVIDataModule"]
 
 _STAGES = ("train", "val", "test", "predict")
 
-# Options that draw bags for training: every bag comes once when a model is evaluated.
-_DRAWS = ("balance", "donor_weights", "n_bags")
+# Options that draw for training: every cell, or bag, comes once when a model is evaluated.
+_DRAWS = ("balance", "donor_weights", "n_bags", "batch_sampler")
 
 
 class DonorDataModule:
@@ -57,7 +57,9 @@ class DonorDataModule:
     device
         Where loaders put batches. Default: the Trainer's device where that is a GPU.
     seed, batch_size, drop_last
-        As for :class:`DonorLoader`; `drop_last` is for training alone. Bags have ``bags_per_batch`` among `options`.
+        As for :class:`DonorLoader`; `drop_last` is for training alone, and so is a ``batch_sampler`` among `options`,
+        beside which `batch_size` is that of the others, by default the sampler's. Bags have ``bags_per_batch`` among
+        `options`.
     **options
         Any other option of the loader.
 
@@ -128,6 +130,11 @@ class DonorDataModule:
         train = stage == "train"
         (rank, world_size), device = self._place()
         options = self._options if train else {k: v for k, v in self._options.items() if k not in _DRAWS}
+        if (sampler := self._options.get("batch_sampler")) is not None:
+            if train:  # it has a size of its own
+                options = {k: v for k, v in options.items() if k != "batch_size"}
+            elif sampler.batch_size is not None:
+                options = {"batch_size": sampler.batch_size, **options}
         if not self._bags:
             options = {"drop_last": self._drop_last and train, **options}
         if self._own or world_size > 1:
@@ -211,6 +218,16 @@ class DonorDataModule:
         while self._open:
             self._open.popitem()[1][1].close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs: loaders are opened there when they are asked for."""
+        own = {f"{stage}_dataloader" for stage in _STAGES}  # methods that were left to Lightning
+        return {**{k: v for k, v in self.__dict__.items() if k not in own}, "_open": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In another process, or a copy."""
+        self.__dict__.update(state)
+        self.trainer = self._trainer
+
     def __enter__(self) -> Self:
         return self
 
@@ -247,7 +264,6 @@ class LIVIDataModule(DonorDataModule):
         if self._bags:
             raise ValueError("LIVI takes cells, not bags.")
         self._livi = {"covariates": covariates, "known_cis": known_cis, "missing": missing, "size_factor": size_factor}
-        self._train: LIVIBatches | None = None
 
     def _make_loader(self, stage: str) -> LIVIBatches:
         categories = None if stage == "train" else self._batches.donor_categories

@@ -215,8 +215,12 @@ class LIVIBatches:
         return categorical.codes.astype(np.int32)
 
     def _numbers(self, name: str) -> NDArray[np.float32]:
-        values = pd.to_numeric(self._tables.source.column(name)).to_numpy(dtype=np.float32)
-        wrong = ~(values[self._used] > 0)  # also NaN
+        column = self._tables.source.column(name)
+        values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float32, na_value=np.nan)
+        wrong = ~((values > 0) & (values < np.inf)) & self._used  # also NaN
         if wrong.any():
-            raise ValueError(f"Size factors must be above 0, but {name!r} is not in {int(wrong.sum()):,} cells.")
+            raise ValueError(
+                f"Size factors must be numbers above 0, but {name!r} is not in {int(wrong.sum()):,} cells, such as row "
+                f"{int(np.argmax(wrong))} with {column.iloc[int(np.argmax(wrong))]!r}."
+            )
         return values

@@ -32,6 +32,8 @@ class PassRecord:
         Whether a batch was asked for.
     finished
         Whether it came to its end: all batches were taken.
+    elsewhere
+        Whether worker processes run it, in an order that a pass here has not.
     """
 
     epoch: int
@@ -39,6 +41,7 @@ class PassRecord:
     delivered: int = 0
     begun: bool = False
     finished: bool = False
+    elsewhere: bool = False
 
 
 class Pass:

@@ -29,6 +29,11 @@ class Progress:
         record = self._record
         if record is None:
             return self._loaded or (self._next, 0)
+        if record.elsewhere and record.begun and not record.finished:
+            raise ValueError(
+                "In the middle of a pass that workers run, a loader has no state, as they deliver batches in an order "
+                "of their own. Save it at the end of an epoch, or use num_workers=0."
+            )
         return (record.epoch + 1, 0) if record.finished else (record.epoch, record.skipped + record.delivered)
 
     def choose(self, epoch: int) -> bool:

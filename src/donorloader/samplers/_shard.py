@@ -110,6 +110,10 @@ class ShardSampler(Sampler):
                 whole = held.size // size * size
                 yield _request(held[:whole], size)
                 held = held[whole:]
+        if repeat and not held.size:  # nothing is left for this rank: its cell before
+            number, place = divmod(begin + share.rank - share.world_size, self._window)
+            rows = self._rows_of(number, starts, short, seed, column)
+            held, repeat = rows[place // share.world_size :][:1], 0
         if held.size:
             yield _request(np.concatenate([held, held[-1:].repeat(repeat)]), size)
 

@@ -66,7 +66,8 @@ class ShardBagSampler(BagSampler):
         seed = int(self._rng.integers(2**63))
         taken, repeated = share.take(bags.size, size, begin)
         places = begin + share.rank + share.world_size * np.arange(taken)
-        places = np.concatenate([places, places[-1:].repeat(repeated)])
+        last = begin + share.rank + share.world_size * (taken - 1)  # of this rank, if only before `begin`
+        places = np.concatenate([places, np.full(repeated, last)])
         for start in range(0, places.size, size):
             chosen = places[start : start + size]
             rows = [self.draw_cells(bags[place], np.random.default_rng([seed, int(place)])) for place in chosen]

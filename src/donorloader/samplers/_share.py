@@ -26,7 +26,8 @@ class Share(NamedTuple):
         canonical shards, and a shard to one rank.
     uneven
         Where the units do not give all ranks the same number of batches: ``"drop"`` the last ones, at most
-        ``world_size - 1``, or ``"pad"``, repeating a unit on the ranks that lack one.
+        ``world_size - 1``, or ``"pad"``, repeating a unit on the ranks that lack one: the last of their places in the
+        order, which for the rest of a resumed epoch may have been delivered before.
     """
 
     rank: int
@@ -53,7 +54,7 @@ class Share(NamedTuple):
             return each // unit * unit, 0
         if not extra or each % unit:  # another unit makes the last batch longer, and no other
             return each + (self.rank < extra), 0
-        if self.uneven == "pad" and each:
+        if self.uneven == "pad" and (each or begin):  # where none is left for a rank, one that it had before
             return each + (self.rank < extra), int(self.rank >= extra)
         return each, 0
 
