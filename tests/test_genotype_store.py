@@ -200,6 +200,72 @@ class TestDamage:
         with pytest.raises(ValueError, match=r"not whole: \d+ of its \d+ files are missing"):
             dl.open_genotypes(copy)
 
+    @pytest.mark.parametrize("table", ["obs", "var"])
+    def test_every_byte_of_a_name_counts(self, tmp_path: Path, table: str) -> None:
+        """A damaged id would be another donor's, a damaged name another variant's."""
+        write(random_calls((40, 30)), tmp_path / "g.zarr")
+        file = next(
+            file for file in sorted((tmp_path / "g.zarr" / table / "_index").rglob("c/0")) if file.stat().st_size > 60
+        )
+        whole = file.read_bytes()
+        says = rf"{table} of .*g.zarr' is damaged: shard {table}/_index.*/c/0 cannot be read"
+        for at in range(0, len(whole), max(1, len(whole) // 12)):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x01]) + whole[at + 1 :])
+            with pytest.raises(ValueError, match=says):
+                dl.open_genotypes(tmp_path / "g.zarr").names(slice(0, 30))
+        for left in (0, len(whole) // 2, len(whole) - 1):
+            file.write_bytes(whole[:left])
+            with pytest.raises(ValueError, match=says):
+                dl.open_genotypes(tmp_path / "g.zarr").names(slice(0, 30))
+        file.unlink()
+        with pytest.raises(ValueError, match=rf"{table}/_index.* is not whole: 1 of its 1 files"):
+            dl.open_genotypes(tmp_path / "g.zarr")
+
+    def test_columns_of_var(self, copy: Path) -> None:
+        """Frequencies are what calls are standardized by. Zeros alone are written too, or they could not be missed."""
+        file = copy / "var/missing_rate/c/0"
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+        store = dl.open_genotypes(copy)
+        with pytest.raises(ValueError, match=r"var of .* is damaged: shard var/missing_rate/c/0"):
+            store.var()
+        calls = random_calls((5, 30)).clip(0)
+        write(calls, copy.parent / "whole.zarr")
+        assert (dl.open_genotypes(copy.parent / "whole.zarr").var()["missing_rate"] == 0).all()
+        (copy.parent / "whole.zarr/var/missing_rate/c/0").unlink()
+        with pytest.raises(ValueError, match=r"var/missing_rate of var of .* is not whole"):
+            dl.open_genotypes(copy.parent / "whole.zarr").var()
+
+    def test_what_describes_arrays(self, copy: Path) -> None:
+        (copy / "obs/sex/zarr.json").write_text("{")
+        with pytest.raises(ValueError, match=r"obs of .*copy.zarr' is damaged: it cannot be read"):
+            dl.open_genotypes(copy).obs()
+
+    def test_plain_values(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("donorloader.genotypes._write_rows._SHARD_BYTES", 4 * 500)
+        monkeypatch.setattr("donorloader.genotypes._write_rows._CHUNK_BYTES", 2 * 500)
+        write(random_calls((9, 500)), tmp_path / "g.zarr", layout="plain")
+        file = tmp_path / "g.zarr/X/c/1/0"
+        whole = file.read_bytes()
+        for at in range(0, len(whole), max(1, len(whole) // 12)):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+            with pytest.raises(ValueError, match=r"X of .*g.zarr' is damaged: shard X/c/1/0 cannot be read"):
+                dl.open_genotypes(tmp_path / "g.zarr").read(np.arange(9), slice(0, 500))
+        file.unlink()
+        with pytest.raises(ValueError, match=r"X of .*g.zarr' is not whole: 1 of its 3 files"):
+            dl.open_genotypes(tmp_path / "g.zarr")
+
+    def test_tables_without_checksums(self, copy: Path) -> None:
+        """As anndata writes them, which leaves out chunks of zeros."""
+        store = dl.open_genotypes(copy)
+        var, obs = store.var(), store.obs().assign(sex=0)
+        group = zarr.open_group(str(copy))
+        ad.io.write_elem(group, "var", var)
+        ad.io.write_elem(group, "obs", obs)
+        assert not (copy / "obs/sex/c").exists()
+        read = dl.open_genotypes(copy)
+        np.testing.assert_array_equal(read.read(np.arange(N_DONORS), slice(0, 9)), random_calls()[:, :9])
+        pd.testing.assert_frame_equal(read.obs(), obs)
+
     def test_swapped_array(self, copy: Path) -> None:
         """Written again without what says how it is packed, as anndata does."""
         ad.read_zarr(copy)[:, :50].copy().write_zarr(copy.parent / "subset.zarr")

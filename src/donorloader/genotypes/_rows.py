@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import scipy.sparse as sp
 
+from ._checksums import check_whole, damage, has_checksums
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -85,10 +87,27 @@ class MemoryMatrix:
 
 
 class StoredMatrix:
-    """A dense zarr array or HDF5 dataset, read by contiguous pieces."""
+    """A dense zarr array or HDF5 dataset, read by contiguous pieces.
 
-    def __init__(self, array: Any):
+    Parameters
+    ----------
+    array
+        The array.
+    name
+        Of the store, for messages.
+
+    Raises
+    ------
+    ValueError
+        If the array has checksums, and is not whole; on reading, if they say that it is damaged.
+    """
+
+    def __init__(self, array: Any, name: str):
         self._array = array
+        self._what = f"{array.name.strip('/')} of {name}"
+        self._checked = has_checksums(array)
+        if self._checked:
+            check_whole(array, self._what)
         self.shape = (int(array.shape[0]), int(array.shape[1]))
         self.dtype = np.dtype(array.dtype)
 
@@ -110,12 +129,20 @@ class StoredMatrix:
         in_order = bool((order == np.arange(rows.size)).all())
         for piece in _pieces(rows[order], 1):
             wanted = rows[order[piece]]
-            block = self._array[int(wanted[0]) : int(wanted[-1]) + 1, columns]
+            block = self._block(int(wanted[0]), int(wanted[-1]) + 1, columns)
             if in_order and block.shape[0] == wanted.size:
                 out[piece] = block
             else:
                 out[order[piece]] = block[wanted - wanted[0]]
         return out
+
+    def _block(self, begin: int, end: int, columns: slice) -> Any:
+        try:
+            return self._array[begin:end, columns]
+        except Exception as error:
+            if self._checked:
+                raise damage(self._array, self._what, begin, end, error) from error
+            raise
 
 
 class SparseMatrix:
