@@ -162,6 +162,61 @@ def test_layouts_that_cannot_be(tmp_path: Path, values: Any, options: dict[str, 
         write(values, tmp_path / "g.zarr", **options)
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dl.GenotypeStore]:
+    """The same calls from wherever they may lie."""
+    import scipy.sparse as sp
+
+    folder, calls = tmp_path_factory.mktemp("small"), random_calls((7, 23))
+    write(calls, folder / "packed.zarr")
+    write(calls, folder / "plain.zarr", layout="plain")
+    genotypes_of(calls).write_h5ad(folder / "g.h5ad")
+    sparse = genotypes_of(calls)
+    sparse.X = sp.csr_matrix(calls)
+    sparse.write_zarr(folder / "csr.zarr")
+    sources = {name: folder / name for name in ("packed.zarr", "plain.zarr", "g.h5ad", "csr.zarr")}
+    return {name: dl.open_genotypes(source) for name, source in (*sources.items(), ("memory", genotypes_of(calls)))}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        *(slice(None), slice(3, 17), slice(-5, -1), slice(0, 20, 2), slice(20, 2, -3), slice(5, 3), slice(4, 90)),
+        *([1, 5, 5, 0], [-1, 5, -23], np.array([3, 3, 2], np.uint8), np.arange(23) % 3 == 0, [], np.zeros(23, bool)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rows", [[2, 2, 1], [-1, 0, -7], np.arange(7) > 4, []], ids=str)
+def test_what_numpy_takes(small: dict[str, dl.GenotypeStore], rows: Any, columns: Any) -> None:
+    calls = random_calls((7, 23))
+    expected = calls[np.asarray(rows, dtype=None if len(rows) else int)]
+    expected = expected[:, columns if isinstance(columns, slice) or len(columns) else np.empty(0, int)]
+    for name, store in small.items():
+        found = store.read(rows, columns)
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+        assert found.flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "kind", "says"),
+    [
+        ([0, 7], slice(0, 2), IndexError, "rows must be below 7, got '7'"),
+        ([-8], slice(0, 2), IndexError, "rows must be below 7, got '-8'"),
+        ([0], [22, 23], IndexError, "columns must be below 23, got '23'"),  # of a byte that is there
+        ([0], [True, False], ValueError, "mask of columns .* 23, got 2"),
+        ([0], ["v1"], TypeError, "columns must be numbers"),
+        (slice(0, 2), slice(0, 2), TypeError, "rows must be numbers"),
+        ([0.0], slice(0, 2), TypeError, "rows must be numbers"),
+    ],
+)
+def test_what_is_not_there(
+    small: dict[str, dl.GenotypeStore], rows: Any, columns: Any, kind: type[Exception], says: str
+) -> None:
+    for store in small.values():
+        with pytest.raises(kind, match=says):
+            store.read(rows, columns)
+
+
 class TestDamage:
     """Whatever happens to its files, a store reads right or says which part is damaged."""
 

@@ -371,3 +371,25 @@ def test_notes(panels: dict[str, tuple[SmallPanel, Path]], tmp_path: Path) -> No
     assert "with a minor allele frequency below 0.1 were left out" in text
     assert "(chromosome X)" in "\n".join(open_variants(panels["pgen"][1]).notes)
     assert open_variants(panels["bed"][1]).notes == []
+
+
+@pytest.mark.parametrize("kind", ["bed", "pgen"])
+def test_tables_as_other_writers_leave_them(
+    panels: dict[str, tuple[SmallPanel, Path]], tmp_path: Path, kind: str
+) -> None:
+    """With a byte order mark, lines of comments and empty ones before the table, and ends of lines of Windows."""
+    plain = panels[kind][1]
+    expected = open_variants(plain)
+    for suffix in (".bed", ".bim", ".fam") if kind == "bed" else (".pgen", ".pvar", ".psam"):
+        data = plain.with_suffix(suffix).read_bytes()
+        if suffix not in (".bed", ".pgen"):
+            before = "\n##of another writer\n" if kind == "pgen" else "\n"
+            data = b"\xef\xbb\xbf" + before.encode() + data
+            data = data.replace(b"\n", b"\r\n")
+        (tmp_path / f"panel{suffix}").write_bytes(data)
+    reader = open_variants(tmp_path / f"panel.{kind}")
+    assert reader.ids.tolist() == IDS
+    pd.testing.assert_frame_equal(reader.var(), expected.var())
+    pd.testing.assert_frame_equal(reader.obs(), expected.obs())
+    expected.close()
+    reader.close()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import scipy.sparse as sp
 
+from donorloader._ids import shorten
+
 from ._checksums import check_whole, damage, has_checksums
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ __all__ = [
     "SparseMatrix",
     "StackedMatrix",
     "StoredMatrix",
+    "as_columns",
+    "as_numbers",
     "count_columns",
 ]
 
@@ -31,6 +35,37 @@ type Columns = slice | NDArray[np.int64]
 def count_columns(columns: Columns) -> int:
     """How many columns are chosen; a slice has both its ends."""
     return columns.stop - columns.start if isinstance(columns, slice) else columns.size
+
+
+def as_columns(chosen: Any, n: int) -> Columns:
+    """Columns as any numpy indexing gives them: a slice of step 1 with both its ends, or as :func:`as_numbers`."""
+    if not isinstance(chosen, slice):
+        return as_numbers(chosen, n, "columns")
+    start, stop, step = chosen.indices(n)
+    return slice(start, max(start, stop)) if step == 1 else np.arange(start, stop, step)
+
+
+def as_numbers(chosen: Any, n: int, what: str) -> NDArray[np.int64]:
+    """Numbers from 0 to `n` of rows or columns; given as numbers, negative ones from the end, or as a mask.
+
+    Raises
+    ------
+    IndexError, TypeError, ValueError
+        If a number is out of range, a mask of another length, or it is something else.
+    """
+    numbers = np.asarray(chosen)
+    if numbers.ndim != 1 or (numbers.dtype.kind not in "iub" and numbers.size):
+        raise TypeError(f"{what} must be numbers or a mask, one-dimensional, got {numbers.dtype} {numbers.shape}.")
+    if numbers.dtype.kind == "b":
+        if numbers.size != n:
+            raise ValueError(f"A mask of {what} needs one entry for each of the {n:,}, got {numbers.size:,}.")
+        return np.flatnonzero(numbers)
+    numbers = numbers.astype(np.int64, copy=False)
+    if not numbers.size or (numbers.min() >= 0 and numbers.max() < n):
+        return numbers
+    if (wrong := numbers[(numbers < -n) | (numbers >= n)]).size:
+        raise IndexError(f"Numbers of {what} must be below {n:,}, got {shorten(wrong)}.")
+    return np.where(numbers < 0, numbers + n, numbers)
 
 
 # Columns that lie closer than this are read in one piece: asking costs more than the columns between.

@@ -19,7 +19,7 @@ from donorloader._zarr import local_pipeline, open_group
 
 from ._checksums import sound
 from ._packed import CALLS_KEY, DOSAGES_KEY, DosageMatrix, PackedMatrix
-from ._rows import Matrix, MemoryMatrix, SparseMatrix, StackedMatrix, StoredMatrix
+from ._rows import Matrix, MemoryMatrix, SparseMatrix, StackedMatrix, StoredMatrix, as_columns, as_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,21 +92,27 @@ class GenotypeStore:
         """The matrix where its calls are packed at two bits, so that they need not be unpacked to be held."""
         return self._matrix if isinstance(self._matrix, PackedMatrix) else None
 
-    def read(self, rows: NDArray[np.int64], columns: Columns) -> NDArray[Any]:
+    def read(self, rows: Any, columns: Any) -> NDArray[Any]:
         """Genotypes of some donors.
 
         Parameters
         ----------
         rows
-            Row numbers, in any order, of `ids`.
+            Numbers of rows of `ids`, in any order, also more than once; negative ones count from the end. Or a mask.
         columns
-            Column numbers, or a slice of them.
+            The same of variants, or a slice.
 
         Returns
         -------
         C-contiguous (len(rows), n_columns) array of `dtype`.
+
+        Raises
+        ------
+        IndexError, TypeError, ValueError
+            If a number is out of range, or a mask of another length; if the store is damaged.
         """
-        return self._matrix.read(np.asarray(rows, dtype=np.int64), columns).astype(self.dtype, copy=False)
+        rows, columns = as_numbers(rows, self.shape[0], "rows"), as_columns(columns, self.shape[1])
+        return self._matrix.read(rows, columns).astype(self.dtype, copy=False)
 
     def names(self, columns: Columns) -> NDArray[np.object_]:
         """Names of some variants, without reading those of all where the columns are a slice."""
