@@ -63,9 +63,7 @@ class Data:
 
     size: Size
     cells: Path  #: annbatch collection, several datasets, float32 counts as CSR
-    grouped: (
-        Path  #: the same cells, grouped by donor in each dataset, in chunks of 32, as `bags.zarr` of our studies is
-    )
+    grouped: Path  #: the same cells in one dataset, grouped by donor, in chunks of 32, as `bags.zarr` of our studies is
     genotypes_h5ad: Path  #: as `AnnData.write_h5ad` writes it
     genotypes_zarr: Path  #: as `AnnData.write_zarr` writes it
     genotypes_rows: Path  #: packed at two bits, by donor, as donorloader's own studies are
@@ -130,7 +128,10 @@ def make_cells(n_cells: int, size: Size, rng: np.random.Generator) -> ad.AnnData
 
 
 def write_cells(path: Path, size: Size, *, grouped: bool = False) -> None:
-    """Write an annbatch collection of ``ceil(cells / cells_per_dataset)`` datasets, block by block."""
+    """Write an annbatch collection of ``ceil(cells / cells_per_dataset)`` datasets, block by block.
+
+    Grouped, the same cells are sorted by donor into one dataset, in chunks of 32 cells.
+    """
     group = zarr.open_group(path, mode="w", zarr_format=3)
     blocks = []
     for i, first in enumerate(range(0, size.cells, size.cells_per_dataset)):

@@ -81,6 +81,10 @@ class TestItems:
         one.set_epoch(0)
         assert one["d3"]["index"].tolist() == two["d3"]["index"].tolist()
         assert all(len(rows) == len(set(rows)) <= 5 for rows in drawn)
+        one.set_epoch(1)
+        large = [number for number, donor in enumerate(one.donors) if (store.cells(3).donor == donor).sum() > 5]
+        assert len(large) > 5
+        assert all(set(one[number]["index"].tolist()) != set(drawn[number]) for number in large)
 
     def test_threads_may_share_it(self, store: Store) -> None:
         bags = dl.BagDataset(
@@ -158,6 +162,25 @@ class TestDataLoader:
         bags = dataset(store, max_cells=6)
         for twin in (pickle.loads(pickle.dumps(bags)), copy.deepcopy(bags)):
             assert torch.equal(twin[4]["index"], bags[4]["index"])
+
+    @pytest.mark.parametrize("backing", ["zarr", "h5ad", "memory"])
+    def test_copies_over_open_genotypes(self, store: Store, backing: str) -> None:
+        """Which are opened again by their path and layer, as workers must; or copied, where they are in memory."""
+        genotypes = store.genotypes(backing=backing)
+        opened = dl.open_genotypes(genotypes.source)
+        bags = dl.BagDataset(store.cells(3).path, opened, max_cells=6)
+        twin, drawn = pickle.loads(pickle.dumps(bags)), [bags[number]["index"] for number in (0, 7)]
+        opened.close()  # which the twin does not share
+        for number, index in zip((0, 7), drawn, strict=True):
+            assert torch.equal(twin[number]["index"], index)
+            expected = genotypes.rows([twin.donors[number]])[0]
+            np.testing.assert_array_equal(as_numpy(twin[number]["donor_features"]), expected)
+        twin.close()
+
+    def test_open_files_cannot_be_sent(self, store: Store) -> None:
+        bags = dl.BagDataset(store.cells(3).path, dl.open_genotypes(store.genotypes(backing="backed").source))
+        with pytest.raises(TypeError, match=r"handed over as an open file\. Open it by its path"):
+            pickle.dumps(bags)
 
     def test_forked_processes_are_refused(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         bags = dataset(store)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +18,11 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 import donorloader as dl
-from _data import as_numpy, genotype_adata, write_collection, x_values
+from _data import CELL_TYPES, Genotypes, as_numpy, genotype_adata, write_collection, x_values
 from donorloader.samplers import BagSampler, replay, request_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from _data import Store
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:Bags are read fastest:UserWarning")
 
 DISEASE = {f"d{i}": "sick" if i % 3 else "well" for i in range(13)}
+SIZES = {"one": 1, "two": 2, "seven": 7, "chunk": 64, "mid": 300, "large": 1500, "huge": 5000}
 
 
 def with_disease(store: Store) -> tuple[Any, Any]:
@@ -38,8 +42,24 @@ def with_disease(store: Store) -> tuple[Any, Any]:
     return adata, genotypes
 
 
+def donor_table() -> pd.DataFrame:
+    """What a user knows of each donor, also of those in :data:`SIZES`."""
+    ids = [*DISEASE, *SIZES]
+    kinds = [DISEASE.get(i, ("sick", "well")[len(i) % 2]) for i in ids]
+    return pd.DataFrame({"disease": pd.Categorical(kinds), "age": np.arange(len(ids)) + 20.5}, index=ids)
+
+
+BY = ([], ["donor_id", "cell_type"], ["cell_type", "donor_id"])
+VARIANTS: dict[str, tuple[Any, list[int]]] = {
+    "all": (None, list(range(24))),
+    "names": (["rs7", "rs2"], [7, 2]),
+    "slice": (slice(3, 9), list(range(3, 9))),
+}
+
+
 @st.composite
-def bag_settings(draw: st.DrawFn) -> dict[str, Any]:
+def bag_settings(draw: st.DrawFn, donors: Sequence[str] = ("d1", "d11", "d6")) -> dict[str, Any]:
+    """Options of a loader, all together; `donors` are some that have cells whatever the query."""
     options: dict[str, Any] = {
         "bags_per_batch": draw(st.sampled_from([1, 3, 8, 20])),
         "max_cells": draw(st.sampled_from([None, 1, 5, 30])),
@@ -48,53 +68,169 @@ def bag_settings(draw: st.DrawFn) -> dict[str, Any]:
         "prefetch": draw(st.sampled_from([0, 1, None])),
         "shuffle": draw(st.booleans()),
         "densify": draw(st.booleans()),
+        "to": draw(st.sampled_from(["torch", "numpy"])),
+        "labels": "disease",
+        "donor_covariates": draw(st.sampled_from([["age"], ["disease", "age"]])),
+        "obs_columns": draw(st.sampled_from([[], ["row"], ["cell_type", "row"]])),
+        "cells_query": draw(st.sampled_from([None, "run != 'r1'", "cell_type == 'T'"])),
+        "variants": draw(st.sampled_from(list(VARIANTS))),
+        "donors": draw(st.sampled_from([None, list(donors)])),
     }
+    if by := draw(st.sampled_from(BY)):
+        options |= {"bag_by": by, "labels": draw(st.sampled_from(["disease", "cell_type"]))}
     if draw(st.booleans()):
         options |= {"exact_cells": draw(st.sampled_from([1, 12])), "max_cells": None}
         options["small_bags"] = draw(st.sampled_from(["resample", "drop"]))
     elif draw(st.booleans()):
         options["min_cells"] = draw(st.sampled_from([1, 4])) if options["max_cells"] != 1 else 1
         options["small_bags"] = draw(st.sampled_from(["keep", "resample", "drop"]))
+    match draw(st.sampled_from(["each once", "balance", "weights"])):
+        case "balance":
+            options["balance"] = "disease"
+        case "weights":
+            options["donor_weights"] = dict(zip(donors, (1.0, 3.0, 0.0), strict=True))
+    if {"balance", "donor_weights"} & options.keys():
+        options["n_bags"] = draw(st.sampled_from([None, 7]))
     return options
 
 
-class TestEveryBag:
-    @given(n_datasets=st.sampled_from([1, 3, 4]), layout=st.sampled_from(["csr", "dense"]), options=bag_settings())
-    def test_is_its_donors(self, store: Store, n_datasets: int, layout: str, options: dict[str, Any]) -> None:
-        cells = store.cells(n_datasets, layout)
-        G, genotypes = with_disease(store)
-        sizes = pd.Series(cells.donor).value_counts()
+class Naive:
+    """Which bags there are, and how often each is to come, as a person would find out from the table of cells."""
+
+    def __init__(self, obs: pd.DataFrame, options: dict[str, Any], without: Sequence[str]):
+        self.by = options.get("bag_by", ["donor_id"])
+        obs = obs.reset_index(drop=True)
+        used = obs if options["cells_query"] is None else obs.query(options["cells_query"])
+        used = used[~used["donor_id"].isin(without)]
+        if options["donors"] is not None:
+            used = used[used["donor_id"].astype(str).isin(options["donors"])]
+        self.rows: dict[Any, set[int]] = {}
+        for row, *values in used[self.by].astype(str).itertuples():
+            self.rows.setdefault(tuple(values) if "bag_by" in options else values[0], set()).add(row)
         exact, low, high = (options.get(k) for k in ("exact_cells", "min_cells", "max_cells"))
         low, high = (exact, exact) if exact else (low, high)
-        expected = {
-            donor: n for donor, n in sizes.items() if not (options.get("small_bags") == "drop" and low and n < low)
-        }
-        with dl.BagLoader(cells.path, G, labels="disease", donor_covariates=["age"], **options) as loader:
-            batches = list(loader)
-            assert len(batches) == len(loader)
-            seen = []
-            for batch in batches:
-                assert len(batch["donors"]) <= options["bags_per_batch"]
-                offsets, index, x = (as_numpy(batch[k]) for k in ("offsets", "index", "X"))
-                assert offsets[0] == 0
-                assert offsets[-1] == index.size == x.shape[0]
-                np.testing.assert_array_equal(x, cells.x[index])
-                np.testing.assert_array_equal(as_numpy(batch["donor_features"]), genotypes.rows(batch["donors"]))
-                np.testing.assert_array_equal(
-                    as_numpy(batch["donor_idx"]), np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
-                )
-                for i, donor in enumerate(batch["donors"]):
-                    rows = index[offsets[i] : offsets[i + 1]]
-                    assert set(cells.donor[rows]) == {donor}
-                    size = min(sizes[donor], high) if high else sizes[donor]
-                    if options.get("small_bags") == "resample" and low:
-                        size = max(size, low)
-                    assert rows.size == size
-                    assert len(set(rows)) == min(size, sizes[donor])
-                    assert loader.label_names[batch["labels"][i]] == DISEASE[donor]
-                    assert batch["donor_covariates"]["age"][i] == G.obs.loc[donor, "age"]
-                    seen.append(donor)
-            assert sorted(seen) == sorted(expected)
+        self.small, self.low, self.high = options.get("small_bags", "keep"), low, high
+        if self.small == "drop" and low:
+            self.rows = {bag: rows for bag, rows in self.rows.items() if len(rows) >= low}
+        self.drawn = bool({"balance", "donor_weights"} & options.keys())
+        self.n_bags = options.get("n_bags") or len(self.rows)
+        if "balance" in options:
+            groups = {bag: donor_table()["disease"][self.donor(bag)] for bag in self.rows}
+        else:
+            groups = {bag: self.donor(bag) for bag in self.rows}
+        members = pd.Series(list(groups.values())).value_counts()
+        weights = {bag: options.get("donor_weights", {}).get(group, 0.0) for bag, group in groups.items()}
+        if "balance" in options:
+            weights = dict.fromkeys(self.rows, 1.0)
+        shares = {bag: weights[bag] / members[groups[bag]] for bag in self.rows}
+        total = sum(shares.values())
+        self.chances = {bag: share / total for bag, share in shares.items() if share} if total else {}
+
+    def donor(self, bag: Any) -> str:
+        return bag if isinstance(bag, str) else bag[self.by.index("donor_id")]
+
+    def n_cells(self, bag: Any) -> int:
+        """Cells that stand for a bag."""
+        n = len(self.rows[bag])
+        if self.small == "resample" and self.low:
+            n = max(n, self.low)
+        return min(n, self.high) if self.high else n
+
+    def check_draws(self, draws: list[Any]) -> None:
+        """Each bag once; or, drawn by weight, as often as its weight says."""
+        if not self.drawn:
+            assert sorted(draws) == sorted(self.rows)
+            return
+        counts = pd.Series(draws).value_counts()
+        assert set(counts.index) <= set(self.chances)
+        for bag, chance in self.chances.items():
+            expected = len(draws) * chance
+            assert abs(counts.get(bag, 0) - expected) <= 5 * np.sqrt(expected * (1 - chance)) + 1
+
+
+def check_bags(
+    cells: tuple[Path, pd.DataFrame, np.ndarray],
+    G: Any,
+    genotype_rows: Any,
+    options: dict[str, Any],
+    without: Sequence[str] = (),
+) -> None:
+    """Every field of every batch of a pass, against what is known of the cells: path, obs, x.
+
+    `genotype_rows` gives the rows of some donors and columns; donors `without` them are to be left out.
+    """
+    path, obs, x_of_cells = cells
+    variants, columns = VARIANTS[options["variants"]]
+    naive, table = Naive(obs, options, without), donor_table()
+    given = options | {"variants": None if G is None else variants}
+    if G is None or "disease" not in G.obs:
+        given["donor_table"] = table
+    if not naive.rows or (naive.drawn and not naive.chances):
+        with pytest.raises(ValueError, match=r"No bag is left|and not all 0"):
+            dl.BagLoader(path, G, **given)
+        return
+    with dl.BagLoader(path, G, **given) as loader:
+        batches, draws = list(loader), []
+        assert len(batches) == len(loader) == -(-naive.n_bags // options["bags_per_batch"])
+        for batch in batches:
+            assert len(batch["donors"]) <= options["bags_per_batch"]
+            offsets, index, x = (as_numpy(batch[k]) for k in ("offsets", "index", "X"))
+            assert offsets[0] == 0
+            assert offsets[-1] == index.size == x.shape[0]
+            assert isinstance(batch["index"], torch.Tensor if options["to"] == "torch" else np.ndarray)
+            np.testing.assert_array_equal(x, x_of_cells[index])
+            bags = np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
+            np.testing.assert_array_equal(as_numpy(batch["donor_idx"]), bags)
+            if options["obs_columns"]:
+                assert list(batch["obs"].index) == list(index)
+                assert list(batch["obs"].columns) == options["obs_columns"]
+                for name in options["obs_columns"]:
+                    assert batch["obs"][name].astype(str).tolist() == obs[name].astype(str).iloc[index].tolist()
+            else:
+                assert batch["obs"] is None
+            donors = [naive.donor(bag) for bag in batch["donors"]]
+            if G is None:
+                assert batch["donor_features"] is None
+            else:
+                np.testing.assert_array_equal(as_numpy(batch["donor_features"]), genotype_rows(donors, columns))
+            assert set(batch["donor_covariates"]) == set(options["donor_covariates"])
+            for name, values in batch["donor_covariates"].items():
+                names = loader.covariate_names[name]
+                told = as_numpy(values) if names is None else names[as_numpy(values)]
+                assert list(told) == list(table.loc[donors, name])
+            for i, bag in enumerate(batch["donors"]):
+                rows = index[offsets[i] : offsets[i + 1]]
+                assert set(rows) <= naive.rows[bag]
+                assert rows.size == naive.n_cells(bag)
+                assert len(set(rows)) == min(rows.size, len(naive.rows[bag]))
+                assert options["shuffle"] or list(rows) == sorted(rows)
+                by_type = options["labels"] == "cell_type"
+                label = bag[naive.by.index("cell_type")] if by_type else table.loc[donors[i], "disease"]
+                assert loader.label_names[as_numpy(batch["labels"])[i]] == label
+                draws.append(bag)
+        assert len(draws) == naive.n_bags
+        if not (options["shuffle"] or naive.drawn or "bag_by" in options):
+            assert draws == sorted(naive.rows)
+        assert [list(ids) for ids in loader.bag_ids(0)] == [list(batch["donors"]) for batch in batches]
+        if naive.drawn and options["window_cells"] != 1:  # of which plans are long
+            draws += [bag for epoch in range(1, 8) for ids in loader.bag_ids(epoch) for bag in ids]
+        naive.check_draws(draws)
+
+
+class TestEveryBag:
+    @given(
+        n_datasets=st.sampled_from([1, 3, 4]),
+        layout=st.sampled_from(["csr", "dense"]),
+        genotypes=st.booleans(),
+        options=bag_settings(),
+    )
+    def test_is_its_donors(
+        self, store: Store, n_datasets: int, layout: str, genotypes: bool, options: dict[str, Any]
+    ) -> None:
+        cells, G = store.cells(n_datasets, layout), store.genotypes()
+        adata = G.source.copy()
+        adata.obs = donor_table().reindex(adata.obs_names)
+        check_bags((cells.path, cells.obs, cells.x), adata if genotypes else None, G.rows, options)
 
     def test_same_seed_and_epoch_same_bags(self, store: Store) -> None:
         cells = store.cells(3)
@@ -110,7 +246,15 @@ class TestEveryBag:
             loader.close()
         assert orders[0] == orders[2]
         assert orders[1] == orders[3]
-        assert orders[0] != orders[1]
+        subsets = []
+        for order in orders[:2]:
+            rows = np.concatenate(order).astype(int)
+            subsets.append({donor: set(rows[cells.donor[rows] == donor]) for donor in set(cells.donor)})
+        sizes = pd.Series(cells.donor).value_counts()
+        for donor, n in sizes.items():
+            assert (subsets[0][donor] == subsets[1][donor]) == (n <= 5), f"{donor} has {n} cells"
+        assert (sizes > 5).sum() > 5
+        assert (sizes <= 5).any()
 
     def test_finer_bags(self, store: Store) -> None:
         cells = store.cells(3)
@@ -130,10 +274,14 @@ class TestEveryBag:
         codes = np.repeat([0, 1], [90, 30])
         sampler = BagSampler(codes, max_cells=20, bags_per_batch=1, rng=np.random.default_rng(0))
         counts = np.zeros(codes.size)
+        subsets: list[set[frozenset[int]]] = [set(), set()]
         for epoch in range(50):
             for request in replay(sampler, codes.size, seed=0, epoch=epoch):
-                for split in request["splits"]:
-                    np.add.at(counts, request_rows(request["requests"])[split], 1)
+                for split, (bag,) in zip(request["splits"], request["bags"], strict=True):
+                    rows = request_rows(request["requests"])[split]
+                    np.add.at(counts, rows, 1)
+                    subsets[bag].add(frozenset(rows.tolist()))
+        assert [len(different) for different in subsets] == [50, 50]
         for bag, chance in ((0, 20 / 90), (1, 20 / 30)):
             observed, expected = counts[codes == bag], 50 * chance
             assert observed.min() > 0
@@ -204,6 +352,43 @@ class TestLabels:
             for batch in loader:
                 assert batch["labels"].dtype == torch.float32
                 assert [f"d{int(v)}" for v in batch["labels"]] == list(batch["donors"])
+
+    def test_bags_that_are_never_drawn_need_no_label(self, store: Store) -> None:
+        cells = store.cells(3)
+        few = pd.Series(cells.donor).value_counts()
+        few = list(few.index[few < 10])
+        assert "d12" in few
+        kinds = pd.Series({d: int(d[1:]) for d in DISEASE if d not in few})  # whole numbers
+        options: dict[str, Any] = {
+            "labels": "kind",
+            "donor_covariates": ["kind"],
+            "donor_table": kinds.to_frame("kind"),
+        }
+        with pytest.raises(ValueError, match=rf"{len(few)} have none: .*'d12'"):
+            dl.BagLoader(cells.path, **options)
+        for dropped in (
+            {"min_cells": 10, "small_bags": "drop"},
+            {"exact_cells": 10, "small_bags": "drop"},
+            {"donor_weights": dict.fromkeys(kinds.index, 1)},
+        ):
+            with dl.BagLoader(cells.path, **options, **dropped) as loader:
+                for batch in loader:
+                    assert batch["labels"].tolist() == [kinds[d] for d in batch["donors"]]
+                    assert batch["donor_covariates"]["kind"].tolist() == batch["labels"].tolist()
+        with pytest.raises(ValueError, match="'d12'"):
+            dl.BagDataset(cells.path, **options)
+        dataset = dl.BagDataset(cells.path, min_cells=10, small_bags="drop", **options)
+        assert [bag["label"] for bag in dataset] == [kinds[d] for d in dataset.donors]
+
+    def test_bags_that_are_never_drawn_may_vary(self, store: Store) -> None:
+        """A label of the cells is constant in those that are drawn."""
+        adatas = [a.copy() for a in store.cells(3).adatas]
+        for adata in adatas:
+            adata.obs["kind"] = ["x" if d != "d12" else str(i % 2) for i, d in enumerate(adata.obs["donor_id"])]
+        with pytest.raises(ValueError, match=r"varies in 1 of 13: 'd12' has"):
+            dl.BagLoader(adatas, labels="kind")
+        with dl.BagLoader(adatas, labels="kind", min_cells=5, small_bags="drop") as loader:
+            assert {loader.label_names[i] for batch in loader for i in batch["labels"]} == {"x"}
 
     def test_a_donor_without_label(self, store: Store) -> None:
         table = pd.DataFrame({"score": np.arange(12.0)}, index=[f"d{i}" for i in range(12)])
@@ -354,6 +539,48 @@ class TestTensors:
         with pytest.raises(TypeError, match="donor_table must be a DataFrame"):
             dl.BagLoader(store.cells(3).path, labels="kind", donor_table={"d1": 1})
 
+    def test_odd_shapes_are_said(self, batch: dict[str, Any]) -> None:
+        """The rule, the shape and the remedy, and not what torch, numpy or pandas come upon later."""
+        n_bags, n_cells = len(batch["donors"]), batch["donor_idx"].numel()
+        dense = batch | {"X": batch["X"].to_dense()}
+        none = {"X": torch.zeros(0, 3), "offsets": torch.tensor([0]), "donor_idx": torch.zeros(0, dtype=torch.int64)}
+        odd = [dense | {"X": dense["X"][:-1]}, dense | {"X": dense["X"][:, 0]}, dense | {"X": dense["X"][None]}, none]
+        for function in (dl.pad_bags, dl.nested_bags):
+            for wrong in odd:
+                with pytest.raises(ValueError, match=r"one row for each cell of its bags.*got shape \("):
+                    function(wrong)
+            with pytest.raises(TypeError, match="takes batches of a BagLoader, got Tensor"):
+                function(batch["X"])  # type: ignore[arg-type]
+        for length in (9.0, True, "9", torch.tensor(9)):
+            with pytest.raises(TypeError, match="length must be an integer"):
+                dl.pad_bags(batch, length=length)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"below that of the longest bag, 9, got -1.*max_cells"):
+            dl.pad_bags(batch, length=-1)
+        for values in (torch.tensor(1.0), torch.zeros(n_bags), torch.zeros(1, n_cells)):
+            with pytest.raises(ValueError, match=rf"each of the {n_cells} cells of the batch, got shape \("):
+                dl.bag_reduce(values, batch, "sum")
+        with pytest.raises(ValueError, match="on cpu, but are on meta"):
+            dl.bag_reduce(torch.zeros(n_cells, device="meta"), batch, "sum")
+        for values, error, match in (
+            (torch.zeros(n_bags, 2, 3), ValueError, r"\(n_bags, k\).*got shape \(5, 2, 3\)"),
+            (torch.zeros(n_bags, 1, 1), ValueError, r"\(n_bags, k\).*got shape \(5, 1, 1\)"),
+            (torch.tensor(1.0), ValueError, r"each of 5 bags, got shape \(\)"),
+            ([[1.0], [1.0, 2.0]], ValueError, "one array per batch, of one row per bag"),
+            (torch.zeros(n_bags, 2).to_sparse(), TypeError, "dense tensor"),
+        ):
+            with pytest.raises(error, match=match):
+                dl.collect_bags([batch], [values])  # type: ignore[list-item]
+        for second in (torch.zeros(n_bags), torch.zeros(n_bags, 3)):  # would leave holes in the table
+            with pytest.raises(ValueError, match=r"one k for all batches, got shape .* after \(5, 2\)"):
+                dl.collect_bags([batch, batch], [torch.zeros(n_bags, 2), second])
+        with pytest.raises(TypeError, match="a list with one tensor per batch, got int"):
+            dl.collect_bags([batch], 3)  # type: ignore[arg-type]
+        for wrong in (batch["X"], {"X": batch["X"]}):
+            with pytest.raises(TypeError, match="must be those of a BagLoader"):
+                dl.collect_bags([wrong], [torch.zeros(n_bags)])
+        table = dl.collect_bags([batch], [torch.zeros(n_bags, 2)])
+        assert list(table.columns) == ["prediction_0", "prediction_1"]
+
     @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int64])
     def test_reduce_integers(self, batch: dict[str, Any], dtype: torch.dtype) -> None:
         """As torch reduces them: sums in int64, means and softmax in float."""
@@ -455,25 +682,38 @@ def test_options_are_checked(store: Store, options: dict[str, Any], match: str) 
         dl.BagLoader(store.cells(3).path, **options)
 
 
-SIZES = {"one": 1, "two": 2, "seven": 7, "chunk": 64, "mid": 300, "large": 1500, "huge": 5000}
+type Uneven = dict[tuple[int, bool], tuple[Path, pd.DataFrame, np.ndarray]]
 
 
 @pytest.fixture(scope="session")
-def uneven(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, bool], tuple[Path, np.ndarray]]:
-    """Collections of bags of 1 to 5,000 cells, by number of datasets and whether grouped, and the donor of each row."""
-    out = {}
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Uneven:
+    """Collections of bags of 1 to 5,000 cells, by number of datasets and whether grouped: path, obs and X."""
+    out: Uneven = {}
     root = tmp_path_factory.mktemp("uneven")
     for n_datasets, grouped in itertools.product((1, 2, 4), (True, False)):
         donors = np.random.default_rng(n_datasets).permutation(np.repeat(list(SIZES), list(SIZES.values())))
         parts = [np.sort(part) if grouped else part for part in np.array_split(donors, n_datasets)]
-        donors, start, adatas = np.concatenate(parts).astype(object), 0, []
-        for part in parts:
-            obs = pd.DataFrame({"donor_id": pd.Categorical(part)}, index=[f"c{start + i}" for i in range(part.size)])
-            X = sparse.csr_matrix(x_values(part.size, start=start))
-            adatas.append(ad.AnnData(X, obs=obs, var=pd.DataFrame(index=[f"g{g}" for g in range(X.shape[1])])))
-            start += part.size
+        row = np.arange(donors.size)
+        obs = pd.DataFrame(
+            {
+                "donor_id": np.concatenate(parts).astype(object),
+                "cell_type": np.array(CELL_TYPES, dtype=object)[row % 4],
+                "run": np.array(["r0", "r1", "r2"], dtype=object)[row % 3],
+                "row": row,
+            },
+            index=[f"c{i}" for i in row],
+        )
+        x, bounds = x_values(donors.size), np.cumsum([0, *map(len, parts)])
+        adatas = [
+            ad.AnnData(
+                sparse.csr_matrix(x[start:stop]),
+                obs=obs.iloc[start:stop].astype({"donor_id": "category", "cell_type": "category"}),
+                var=pd.DataFrame(index=[f"g{g}" for g in range(x.shape[1])]),
+            )
+            for start, stop in itertools.pairwise(bounds)
+        ]
         path = write_collection(root / f"{n_datasets}_{grouped}.zarr", adatas, rows_per_chunk=32)
-        out[n_datasets, grouped] = path, donors
+        out[n_datasets, grouped] = path, obs, x
     return out
 
 
@@ -483,11 +723,11 @@ class TestUnevenBags:
         grouped=st.booleans(),
         missing=st.sampled_from(["drop", "nan"]),
         cell_memory=st.sampled_from(["20KB", "200KB", "512MB"]),
-        options=bag_settings(),
+        options=bag_settings(donors=("chunk", "huge", "large")),
     )
     def test_are_their_donors(
         self,
-        uneven: dict[tuple[int, bool], tuple[Path, np.ndarray]],
+        uneven: Uneven,
         n_datasets: int,
         grouped: bool,
         missing: str,
@@ -495,42 +735,21 @@ class TestUnevenBags:
         options: dict[str, Any],
     ) -> None:
         """Bags of 1 to 5,000 cells, in one read, or several, or many parts; one donor has no genotypes."""
-        path, donors = uneven[n_datasets, grouped]
-        G, ids, values = genotype_adata(np.array([d for d in SIZES if d != "mid"], dtype=object), "float32")
+        path, obs, x = uneven[n_datasets, grouped]
+        adata, ids, values = genotype_adata(np.array([d for d in SIZES if d != "mid"], dtype=object), "float32")
+        G = Genotypes(adata, ids, values, np.array(adata.var_names, dtype=object))
         options |= {"window_cells": None, "cell_memory": cell_memory, "missing_donors": missing}
-        exact, low, high = (options.get(k) for k in ("exact_cells", "min_cells", "max_cells"))
-        low, high = (exact, exact) if exact else (low, high)
-        expected = {d for d, n in SIZES.items() if not (options.get("small_bags") == "drop" and low and n < low)}
-        if missing == "drop":
-            expected.discard("mid")
-        where = {donor: row for row, donor in enumerate(ids)}
-        with dl.BagLoader(path, G, **options) as loader:
-            seen = []
-            for batch in loader:
-                offsets, index, x = (as_numpy(batch[k]) for k in ("offsets", "index", "X"))
-                np.testing.assert_array_equal(x, np.concatenate([x_values(1, start=row) for row in index]))
-                for i, donor in enumerate(batch["donors"]):
-                    rows = index[offsets[i] : offsets[i + 1]]
-                    assert set(donors[rows]) == {donor}
-                    size = min(SIZES[donor], high) if high else SIZES[donor]
-                    if options.get("small_bags") == "resample" and low:
-                        size = max(size, low)
-                    assert rows.size == size
-                    assert len(set(rows)) == min(size, SIZES[donor])
-                    row = values[where[donor]] if donor in where else np.full(values.shape[1], np.nan)
-                    np.testing.assert_array_equal(as_numpy(batch["donor_features"][i]), row)
-                    seen.append(donor)
-        assert sorted(seen) == sorted(expected)
+        check_bags((path, obs, x), adata, G.rows, options, without=["mid"] if missing == "drop" else [])
 
-    def test_a_donor_without_genotypes_is_an_error(self, uneven: Any) -> None:
-        path, _ = uneven[2, True]
+    def test_a_donor_without_genotypes_is_an_error(self, uneven: Uneven) -> None:
+        path, *_ = uneven[2, True]
         G, *_ = genotype_adata(np.array([d for d in SIZES if d != "mid"], dtype=object), "float32")
         with pytest.raises(ValueError, match="'mid'"):
             dl.BagLoader(path, G)
 
-    def test_parts_are_shuffled(self, uneven: Any) -> None:
+    def test_parts_are_shuffled(self, uneven: Uneven) -> None:
         """A bag that is read in parts is in another order each epoch, and holds each cell once."""
-        path, _ = uneven[2, True]
+        path, *_ = uneven[2, True]
         with dl.BagLoader(path, donors=["huge"], max_cells=None, cell_memory="20KB") as loader:
             first, second = ([as_numpy(b["index"]) for b in loader] for _ in range(2))
         assert [rows.size for rows in first] == [5000]
@@ -538,9 +757,35 @@ class TestUnevenBags:
         assert (np.sort(first[0]) == np.sort(second[0])).all()
         assert np.unique(first[0]).size == 5000
 
-    def test_collections_that_are_not_grouped_are_noticed(self, uneven: Any) -> None:
+    def test_the_notice_comes_once_for_each_loader(self, uneven: Uneven) -> None:
+        """Not again for its passes, nor for its copies in other processes."""
+        path = str(uneven[1, False][0])
+        options: dict[str, Any] = {"max_cells": 7, "donors": ["chunk", "mid"], "cell_memory": "1KB"}
+
+        def notices(made: Any) -> list[str]:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for _ in range(2):
+                    bags = made()
+                    for epoch in range(2):
+                        bags.set_epoch(epoch)
+                        assert [len(bag) for bag in bags]
+                    pickle.loads(pickle.dumps(bags)).close()
+                    copy.deepcopy(bags).close()
+                    bags.close()
+            return [w.filename for w in caught if "Bags are read fastest" in str(w.message)]
+
+        makers = [
+            lambda: dl.BagLoader(path, bags_per_batch=1, **options),
+            lambda: dl.BagLoader(path, bags_per_batch=1, rank=0, world_size=2, **options),
+            lambda: dl.BagDataset(path, **options),
+        ]
+        for made in makers:
+            assert notices(made) == [__file__] * 2
+
+    def test_collections_that_are_not_grouped_are_noticed(self, uneven: Uneven) -> None:
         """Once, with the figure: how many more cells are decoded than used."""
-        (path, _), (grouped, _) = uneven[1, False], uneven[1, True]
+        path, grouped = uneven[1, False][0], uneven[1, True][0]
         with pytest.warns(UserWarning, match=r"fastest.*: (\d+\.\d) times.*groupby='donor_id'") as caught:
             dl.BagLoader(path, max_cells=7, bags_per_batch=1, window_cells=7).close()
         assert caught[0].filename == __file__
@@ -584,8 +829,9 @@ def test_small_bags_that_lie_side_by_side_are_read_together() -> None:
     expected = starts.sum() / 4
     assert ((starts - expected) ** 2 / expected).sum() < 30  # pairs come together, so twice what chi-square allows
 
-    # fewer of them in a read, or a sample of each: by chance alone
-    for options in ({"window_cells": 63 * 3}, {"max_cells": 2}):
+    # fewer of them in a read, also by resampling, or a sample of each: by chance alone
+    resampled = {"max_cells": None, "min_cells": 9, "small_bags": "resample", "window_cells": 63 * 9}
+    for options in ({"window_cells": 63 * 3}, {"max_cells": 2}, resampled):
         sampler = BagSampler(codes, bags_per_batch=8, **options)
         request = np.concatenate([b for r in replay(sampler, codes.size, seed=0, epoch=0) for b in r["bags"]])
         where = np.argsort([place_of[bag] for bag in request.tolist()])

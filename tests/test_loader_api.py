@@ -33,13 +33,25 @@ def loader(store: Store) -> Any:
 
 class TestMembers:
     @pytest.mark.parametrize("drop_last", [False, True])
-    @pytest.mark.parametrize("batch_size", [1, 16, 60, 181, 500])
+    @pytest.mark.parametrize("batch_size", [1, 16, 60, 181])
     def test_len_is_the_number_of_batches(self, store: Store, batch_size: int, drop_last: bool) -> None:
         with dl.DonorLoader(
             store.cells(3).path, store.genotypes().source, batch_size=batch_size, drop_last=drop_last, prefetch=0
         ) as loader:
             expected = 181 // batch_size if drop_last else -(-181 // batch_size)
             assert len(loader) == expected == sum(1 for _ in loader)
+
+    def test_a_pass_of_no_batch_is_refused(self, store: Store) -> None:
+        """Else training would end at once, and say nothing."""
+        paths = store.cells(3).path, store.genotypes().source
+        with pytest.raises(ValueError, match=r"would leave none: 181 cells are in use, .* 182\. Use drop_"):
+            dl.DonorLoader(*paths, batch_size=182, drop_last=True)
+        with pytest.raises(ValueError, match=r"none on each of 2 ranks \(.*\): 181 cells .* has 91"):
+            dl.DonorLoader(*paths, batch_size=91, drop_last=True, rank=0, world_size=2)
+        with dl.DonorLoader(*paths, batch_size=90, drop_last=True, rank=0, world_size=2, prefetch=0) as loader:
+            assert len(loader) == sum(1 for _ in loader) == 1
+        with dl.DonorLoader(*paths, batch_size=500, prefetch=0) as loader:
+            assert len(loader) == sum(1 for _ in loader) == 1
 
     def test_is_a_torch_dataset(self, loader: dl.DonorLoader) -> None:
         assert isinstance(loader, torch.utils.data.IterableDataset)

@@ -231,9 +231,10 @@ class TestBags:
         assert n_bags - bags.size < (world_size if uneven == "drop" else 1)
         assert counts.sum() - bags.size < (1 if uneven == "drop" else world_size)
 
-    def test_cells_of_a_bag_are_the_same_on_any_number_of_ranks(self) -> None:
+    @pytest.mark.parametrize("max_cells", [5, None])  # None: bags that lie side by side are read together
+    def test_cells_of_a_bag_are_the_same_on_any_number_of_ranks(self, max_cells: int | None) -> None:
         codes = np.random.default_rng(0).integers(0, 24, 300)
-        options = {"bags_per_batch": 2, "max_cells": 5}
+        options = {"bags_per_batch": 2, "max_cells": max_cells}
         drawn = []
         for world_size in (1, 2, 3, 4):
             samplers = [ShardBagSampler(codes, share=s, **options) for s in shares(world_size, 12)]
@@ -242,10 +243,11 @@ class TestBags:
             )
         assert all(other == drawn[0] for other in drawn[1:])
 
+    @pytest.mark.parametrize("max_cells", [9, None])
     @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 4), (3, 2), (4, 3), (1, 6)])
-    def test_other_ranks_take_over(self, before: int, after: int) -> None:
+    def test_other_ranks_take_over(self, before: int, after: int, max_cells: int | None) -> None:
         codes = np.random.default_rng(0).integers(0, 53, 700)
-        options = {"bags_per_batch": 2, "max_cells": 9}
+        options = {"bags_per_batch": 2, "max_cells": max_cells}
         for done in range(4):
             there = [_bags(ShardBagSampler(codes, share=s, **options), codes)[:done] for s in shares(before, 12)]
             seen = {int(b) for rank in there for bags, _ in rank for b in bags}

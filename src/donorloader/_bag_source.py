@@ -44,7 +44,7 @@ class BagSource:
     cells, genotypes, donor_key, donors, cells_query, genotype_options
         As for :func:`open_tables`.
     bag_by, labels, donor_covariates, donor_table
-        As for :class:`donorloader.BagLoader`.
+        As for :class:`donorloader.BagLoader`; of labels and covariates only the names are checked here.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class BagSource:
     donors
         (n_bags,) int64 donor code of each bag.
     labels, covariates
-        Values per bag.
+        Values per bag, once :meth:`describe` has looked them up.
     """
 
     def __init__(
@@ -89,16 +89,28 @@ class BagSource:
             bags=True,
         )
         self._donor_table = donor_table
+        self._labels, self._covariates = labels, tuple(donor_covariates)
+        self.labels: BagColumn | None = None
+        self.covariates: dict[str, BagColumn] = {}
         with self.tables.closed_on_error():
             self.codes, ids, self.donors = bag_codes(self.tables, None if bag_by is None else list(bag_by))
             self.ids: NDArray[np.object_] = np.empty(len(ids), dtype=object)
             self.ids[:] = ids
-            self.labels = None if labels is None else self.column(labels)
-            self.covariates = {name: self.column(name) for name in donor_covariates}
 
-    def column(self, name: str) -> BagColumn:
-        """A column with one value per bag."""
-        return bag_column(name, self.tables, self._donor_table, self.codes, list(self.ids), self.donors)
+    def describe(self, drawn: NDArray[np.int64]) -> None:
+        """Look up the labels and covariates of the bags that can be drawn; the others need none.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            As :func:`bag_column` does.
+        """
+        self.labels = None if self._labels is None else self.column(self._labels, drawn)
+        self.covariates = {name: self.column(name, drawn) for name in self._covariates}
+
+    def column(self, name: str, drawn: NDArray[np.int64]) -> BagColumn:
+        """A column with one value for each of the bags that can be drawn."""
+        return bag_column(name, self.tables, self._donor_table, self.codes, self.ids, self.donors, drawn)
 
     def notice_if_scattered(self, sampler: BagSampler) -> None:
         """Warn, with a figure, where reading by bag is slow because a donor's cells do not lie together."""

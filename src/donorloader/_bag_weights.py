@@ -24,7 +24,7 @@ def bag_weights(
     """Weight of each bag; those that are not drawn, being too small, do not count."""
     weights = np.zeros(source.ids.size)
     if balance is not None:
-        weights[drawn] = _shares(source.column(balance).groups[drawn])
+        weights[drawn] = _shares(source.column(balance, drawn).groups[drawn])
     if donor_weights is not None:
         of_donor = _by_id(donor_weights, source.tables.match.ids)
         # the weight is a donor's, however many bags it has

@@ -25,14 +25,24 @@ class BagColumn:
     name
         Of the column.
     values
-        (n_bags,) float32 of a numeric column, or int64 codes of a categorical one.
+        (n_bags,) float32 of a numeric column, or int64 codes of a categorical one; NaN or -1 for bags that are never
+        drawn.
     categories
         (n_categories,) what the codes stand for; `None` for a numeric column.
     groups
         (n_bags,) int64, the same for bags of the same value, which float32 might not tell apart.
+
+    Parameters
+    ----------
+    name
+        Of the column.
+    values
+        One for each of the bags that can be drawn, by their ids.
+    drawn, n_bags
+        Which bags these are, and of how many.
     """
 
-    def __init__(self, name: str, values: pd.Series):
+    def __init__(self, name: str, values: pd.Series, drawn: NDArray[np.int64], n_bags: int):
         self.name = name
         if values.isna().any():
             missing = values.index[values.isna()]
@@ -41,15 +51,24 @@ class BagColumn:
                 "in, or leave the donors out with donors=…"
             )
         self.categories: NDArray[np.object_] | None = None
-        self.groups = pd.factorize(values)[0].astype(np.int64)
+        self.groups = _spread(pd.factorize(values)[0].astype(np.int64), drawn, n_bags)
+        numbers: NDArray[Any]
         if isinstance(values.dtype, pd.CategoricalDtype):
-            self.values = values.cat.codes.to_numpy(dtype=np.int64)
+            numbers = values.cat.codes.to_numpy(dtype=np.int64)
             self.categories = np.asarray(values.cat.categories, dtype=object)
         elif pd.api.types.is_bool_dtype(values.dtype):
-            self.values = values.to_numpy(dtype=np.int64)
+            numbers = values.to_numpy(dtype=np.int64)
             self.categories = np.array([False, True], dtype=object)
         else:
-            self.values = _as_float32(name, values)
+            numbers = _as_float32(name, values)
+        self.values = _spread(numbers, drawn, n_bags)
+
+
+def _spread(values: NDArray[Any], drawn: NDArray[np.int64], n_bags: int) -> NDArray[Any]:
+    """Values of some bags in an array of all."""
+    out = np.full(n_bags, np.nan if values.dtype.kind == "f" else -1, dtype=values.dtype)
+    out[drawn] = values
+    return out
 
 
 def _as_float32(name: str, values: pd.Series) -> NDArray[np.float32]:
@@ -144,10 +163,13 @@ def bag_column(
     tables: Tables,
     donor_table: pd.DataFrame | None,
     codes: NDArray[np.int64],
-    ids: list[Any],
+    ids: NDArray[np.object_],
     donors: NDArray[np.int64],
+    drawn: NDArray[np.int64],
 ) -> BagColumn:
     """A column with one value per bag, from the donor table, ``G.obs``, or ``C.obs`` where it is constant in each bag.
+
+    Only the bags of `drawn` are looked at: the others may lack a value, or have several.
 
     Raises
     ------
@@ -167,7 +189,8 @@ def bag_column(
             "donor_table must have donor ids as its index, but has pandas' default, numbers from 0. Use "
             f"donor_table.set_index({tables.donor_key!r})."
         )
-    donor_ids = tables.match.ids[donors]
+    donor_ids = tables.match.ids[donors[drawn]]
+    index_of_drawn = pd.Index(ids[drawn], tupleize_cols=False)
     for what, frame in (("the donor table", donor_table), ("obs of the genotypes", _store_obs(tables))):
         if frame is None or name not in frame:
             continue
@@ -175,29 +198,26 @@ def bag_column(
         if repeated := duplicates(index):
             raise ValueError(f"{what} must have one row per donor, but {shorten(repeated)} occur more than once.")
         column = pd.Series(_coded(frame[name].array), index=index).reindex(donor_ids)
-        return BagColumn(name, column.set_axis(_labels(ids)))
+        return BagColumn(name, column.set_axis(index_of_drawn), drawn, ids.size)
     if not any(name in dataset.columns for dataset in tables.source.datasets):
         raise KeyError(
             f"{name!r} is a column of neither the donor table, nor obs of the genotypes, nor obs of the cells."
         )
     values = tables.source.column(name)
-    used = codes >= 0
+    used = np.isin(codes, drawn)
     frame = pd.DataFrame({"bag": codes[used], "value": pd.Categorical(values[used]).codes})
     spread = frame.groupby("bag")["value"].agg(["min", "max"])
     if (varying := spread.index[spread["min"] != spread["max"]]).size:
         first = ids[varying[0]]
         found = values[codes == varying[0]].unique()
         raise ValueError(
-            f"{name!r} must be constant in each bag to be its label, but varies in {varying.size:,} of {len(ids):,}: "
+            f"{name!r} must be constant in each bag to be its label, but varies in {varying.size:,} of {drawn.size:,}: "
             f"{first!r} has {shorten(found)}. Take a column of donors, or make finer bags with bag_by=[…, {name!r}]."
         )
-    where = np.zeros(len(ids), dtype=np.int64)
+    where = np.zeros(ids.size, dtype=np.int64)
     where[codes[used]] = np.flatnonzero(used)
-    return BagColumn(name, pd.Series(_coded(values.array)).iloc[where].set_axis(_labels(ids)))
-
-
-def _labels(ids: list[Any]) -> pd.Index[Any]:
-    return pd.Index(ids, tupleize_cols=False)
+    column = pd.Series(_coded(values.array)).iloc[where[drawn]]
+    return BagColumn(name, column.set_axis(index_of_drawn), drawn, ids.size)
 
 
 def _store_obs(tables: Tables) -> pd.DataFrame | None:

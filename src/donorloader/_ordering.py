@@ -61,6 +61,11 @@ class Ordering:
     elastic
         Whether other numbers of ranks can take over; a sampler of the user's is dealt to a fixed number.
 
+    Raises
+    ------
+    ValueError
+        If a rank would have nothing to do, or the ranks do not divide the shards.
+
     Attributes
     ----------
     n_shards
@@ -103,6 +108,12 @@ class Ordering:
                     f"ranks ({ranks.source}). Use fewer ranks."
                 )
             self.n_shards = choose_shards(ranks.world_size, most, ranks.n_shards) if elastic else ranks.world_size
+        if drop_last and total // ranks.world_size < unit:
+            among = f" on each of {ranks.world_size:,} ranks ({ranks.source})" if ranks.world_size > 1 else ""
+            raise ValueError(
+                f"drop_last=True leaves out a batch that is not full, and would leave none{among}: {total:,} {what} "
+                f"are in use, and a batch has {unit:,}. Use drop_last=False, or a smaller batch."
+            )
         if ranks.world_size > 1:
             dropped = self._share(self.n_shards).dropped(total, unit, drop_last=drop_last) if elastic else 0
             rest = f"; {dropped:,} of {total:,} {what} are left out of each epoch" * bool(dropped)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from donorloader.genotypes import GenotypeStore
 from donorloader.study import Study
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def sendable(arguments: Mapping[str, Any], what: str, ranks: Ranks) -> dict[str,
     """
     for name in ("cells", "genotypes"):
         value = arguments[name]
+        if isinstance(value, GenotypeStore) and value.path is not None:
+            continue
         if value is not None and not isinstance(value, str | Path | Study):
             raise TypeError(
                 f"A {what} is sent to another process by the paths that it was made from, but its {name} are a "

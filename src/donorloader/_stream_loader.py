@@ -47,6 +47,7 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
     """
 
     _arguments: dict[str, Any]
+    _is_copy = False  # of a loader in another process, which has told what is to be told
 
     def __init__(self, tables: Tables, engine: Engine, ordering: Ordering):
         super().__init__()
@@ -80,6 +81,7 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the stores anew, in this process."""
+        self._is_copy = True
         self.__init__(**state["arguments"])  # type: ignore[misc]
 
     def check_workers(self, num_workers: int) -> None:

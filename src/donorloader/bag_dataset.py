@@ -53,7 +53,8 @@ check, seed, cell_memory
     ``donor_features`` (n_variants,) or `None`, ``label`` and ``donor_covariates``, numbers or `None`.
 
     Workers (``num_workers``) must be started by spawn, ``multiprocessing_context="spawn"``: zarr's threads do not
-    survive a fork. Each worker opens the stores again, and keeps genotype rows of its own within `genotype_memory`.
+    survive a fork. Each worker opens the stores again, an open :class:`GenotypeStore` by its path too, and keeps
+    genotype rows of its own within `genotype_memory`.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ check, seed, cell_memory
         sizes = {name: options[name] for name in ("max_cells", "min_cells", "small_bags", "exact_cells")}
         with tables.closed_on_error():
             self._sampler = source.sampler(bags_per_batch=1, window_cells=window_cells, **sizes)
+            source.describe(self._sampler.bags)
         self._reader = RowReader(tables.source, window_cells=window_cells)
         self._joiner = Joiner(tables.match.codes, tables.match.ids, None if tables.store is None else tables.store.ids)
         self._obs = tables.source.obs(columns) if columns else None

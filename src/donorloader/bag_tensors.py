@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import torch
 
 from donorloader._buffers import BufferPool
+from donorloader._ids import shorten
 from donorloader.cells import fill_dense
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ _pool = BufferPool(keep=2)
 def pad_bags(batch: dict[str, Any], *, length: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Bags side by side, the shorter ones filled up with zeros.
 
+    Fastest from a sparse ``X``, whose cells are written once, where they belong; those of a dense one are copied.
+
     Parameters
     ----------
     batch
@@ -42,13 +46,23 @@ def pad_bags(batch: dict[str, Any], *, length: int | None = None) -> tuple[torch
         `length` cells.
     mask
         (n_bags, length) bool, whether there is a cell.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If it is no batch of bags, if `length` is no integer, or below the longest bag.
     """
     X, offsets = _tensors(batch, "pad_bags")
+    _check_cells(X, offsets)
     sizes = offsets.diff()
     longest = int(sizes.max())
-    length = longest if length is None else length
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int | np.integer)):
+        raise TypeError(f"length must be an integer, the cells to pad to, got {length!r}.")
+    length = longest if length is None else int(length)
     if length < longest:
-        raise ValueError(f"length must not be below that of the longest bag, {longest}, got {length}.")
+        raise ValueError(
+            f"length must not be below that of the longest bag, {longest}, got {length}. Bound bags with max_cells."
+        )
     mask = torch.arange(length, device=offsets.device) < sizes[:, None]
     if X.layout == torch.strided and int(sizes.min()) == length:
         return X.reshape(sizes.numel(), length, X.shape[1]), mask
@@ -61,8 +75,15 @@ def pad_bags(batch: dict[str, Any], *, length: int | None = None) -> tuple[torch
 
 
 def nested_bags(batch: dict[str, Any]) -> torch.Tensor:
-    """Bags as a jagged :func:`torch.nested.nested_tensor` of shape (n_bags, cells of each, n_genes), unpadded."""
+    """Bags as a jagged :func:`torch.nested.nested_tensor` of shape (n_bags, cells of each, n_genes), unpadded.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If it is no batch of bags.
+    """
     X, offsets = _tensors(batch, "nested_bags")
+    _check_cells(X, offsets)
     if X.layout != torch.strided:
         X = _empty(X.shape, X)
         _densify(batch["X"], slice(0, X.shape[0]), X)
@@ -83,6 +104,11 @@ def bag_reduce(
     how
         ``"mean"``, ``"sum"`` and ``"max"`` give (n_bags, ...); ``"softmax"`` gives (n_cells, ...), normalised within
         each bag, as attention weights are. Sums of integers and of bool are int64, their means float.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If it is no batch of bags, if `values` are sparse or not one row per cell, or `how` is none of these.
     """
     _tensors(batch, "bag_reduce")
     if not isinstance(values, torch.Tensor) or values.layout != torch.strided:
@@ -90,10 +116,12 @@ def bag_reduce(
             "values must be a dense tensor: load with densify=True, or use what a model makes of the cells."
         )
     bag, n_bags = batch["donor_idx"], batch["offsets"].numel() - 1
-    if values.shape[0] != bag.numel():
+    if values.dim() == 0 or values.shape[0] != bag.numel():
         raise ValueError(
-            f"values needs one row for each of the {bag.numel()} cells of the batch, got {values.shape[0]}."
+            f"values needs one row for each of the {bag.numel()} cells of the batch, got shape {tuple(values.shape)}."
         )
+    if values.device != bag.device:
+        raise ValueError(f"values must be where the batch is, on {bag.device}, but are on {values.device}.")
     if how not in ("mean", "sum", "max", "softmax"):
         raise ValueError(f"how must be 'mean', 'sum', 'max' or 'softmax', got {how!r}.")
     if not (values.is_floating_point() or values.is_complex()) and how != "max":
@@ -140,18 +168,20 @@ def collect_bags(
     Raises
     ------
     ValueError, TypeError, RuntimeError
-        If there are not as many predictions as batches, or one has not a row for each bag; if `batches` can be
-        iterated again in another order, such as a DataLoader; if the loader's last pass was cut short.
+        If there are not as many predictions as batches, or one has not a row for each bag, or another number of
+        columns than the first; if `batches` can be iterated again in another order, such as a DataLoader; if the
+        loader's last pass was cut short.
     """
     if not (hasattr(batches, "bag_ids") or hasattr(batches, "__next__") or isinstance(batches, list | tuple)):
         raise TypeError(
             f"Give the batches as a list, or the BagLoader that they are of, not a {type(batches).__name__}, which may "
             "yield others in another order when it is iterated again."
         )
-    results = iter(predictions)
-    first = next(results, None)  # begins the pass, where predictions are made from the loader's batches as they come
-    values = [] if first is None else [_as_array(value) for value in itertools.chain([first], results)]
-    ids: list[Any] = batches.bag_ids() if hasattr(batches, "bag_ids") else [batch["donors"] for batch in batches]
+    if not hasattr(predictions, "__iter__"):
+        raise TypeError(f"Predictions must be a list with one tensor per batch, got {type(predictions).__name__}.")
+    # takes the first one before it asks for ids: predictions may be made from the loader's batches as they come
+    values = [_as_array(value) for value in predictions]
+    ids: list[Any] = batches.bag_ids() if hasattr(batches, "bag_ids") else [_donors(batch) for batch in batches]
     if not ids:
         raise ValueError("There is no batch to collect predictions of.")
     if len(values) != len(ids):
@@ -160,15 +190,34 @@ def collect_bags(
     for bags, value in zip(ids, values, strict=True):
         if value.ndim == 0 or value.shape[0] != len(bags):
             raise ValueError(f"A prediction is needed for each of {len(bags):,} bags, got shape {value.shape}.")
+        if value.ndim > 2 or value.shape[1:] != values[0].shape[1:]:
+            raise ValueError(
+                f"Predictions must be (n_bags,) or (n_bags, k), with one k for all batches, got shape {value.shape}"
+                f"{'' if value.ndim > 2 else f' after {values[0].shape}'}. Flatten what a bag has into one row."
+            )
         columns = ["prediction"] if value.ndim == 1 else [f"prediction_{i}" for i in range(value.shape[1])]
         index = pd.Index(list(bags), tupleize_cols=False)
         frames.append(pd.DataFrame(value.reshape(value.shape[0], -1), columns=columns, index=index))
     return pd.concat(frames)
 
 
+def _donors(batch: Any) -> Any:
+    if not isinstance(batch, Mapping) or "donors" not in batch:
+        raise TypeError(
+            f"Batches must be those of a BagLoader, with their bags as 'donors', got {type(batch).__name__}"
+            f"{f' with {shorten(list(batch))}' if isinstance(batch, Mapping) else ''}."
+        )
+    return batch["donors"]
+
+
 def _as_array(values: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
     if not isinstance(values, torch.Tensor):
-        return np.asarray(values)
+        try:
+            return np.asarray(values)
+        except ValueError as error:  # numpy's, of lists of different lengths
+            raise ValueError(f"A prediction must be one array per batch, of one row per bag: {error}.") from error
+    if values.layout != torch.strided or values.is_nested:
+        raise TypeError("A prediction must be a dense tensor of one row per bag: reduce it with bag_reduce first.")
     values = values.detach().cpu()
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # numpy has no bfloat16
 
@@ -200,12 +249,25 @@ def to_torchmil(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def _tensors(batch: dict[str, Any], what: str) -> tuple[torch.Tensor, torch.Tensor]:
     """X and offsets of a batch."""
+    if not isinstance(batch, Mapping):
+        raise TypeError(f"{what} takes batches of a BagLoader, got {type(batch).__name__}.")
     if "offsets" not in batch:
         raise KeyError(f"{what} takes batches of a BagLoader; this one has no bags (no 'offsets').")
     X, offsets = batch["X"], batch["offsets"]
     if not isinstance(X, torch.Tensor):
         raise TypeError(f"{what} takes batches of torch tensors, got X as {type(X).__name__}: load with to='torch'.")
     return X, offsets
+
+
+def _check_cells(X: torch.Tensor, offsets: torch.Tensor) -> None:
+    """Check that offsets tell the bag of each row of X."""
+    n_cells = int(offsets[-1]) if offsets.numel() else -1
+    if X.dim() != 2 or offsets.numel() < 2 or X.shape[0] != n_cells:
+        raise ValueError(
+            f"X must have one row for each cell of its bags, {max(n_cells, 0):,} in {max(offsets.numel() - 1, 0):,} "
+            f"bags as 'offsets' says, got shape {tuple(X.shape)}. Take the batch as the BagLoader gave it; for what a "
+            "model makes of the cells, replace 'X' by one row per cell."
+        )
 
 
 def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,8 @@ class BagLoader(StreamLoader):
     ----------
     cells, genotypes, donor_key
         As for :class:`DonorLoader`. Of a study, the collection that is grouped by donor is read, where it has one. Any
-        collection works, but bags are read fastest where a donor's cells lie together.
+        collection works, but bags are read fastest where a donor's cells lie together: where they do not, a warning
+        gives the figure, once for each loader that is made, not for its passes nor its copies in other processes.
     bag_by
         Columns of ``obs`` whose combinations make bags, for bags finer than donors, such as
         ``["donor_id", "cell_type"]``; a bag's id is then a tuple. Default: the donor column alone.
@@ -57,7 +58,8 @@ class BagLoader(StreamLoader):
         Every bag has just so many cells; smaller ones are resampled, or left out with ``small_bags="drop"``.
     labels
         Column with the label of each bag: of `donor_table`, of the genotypes' ``obs``, or of the cells' ``obs`` where
-        it is constant in each bag. Categories become codes, and :attr:`label_names` what they stand for.
+        it is constant in each bag. Categories become codes, and :attr:`label_names` what they stand for. Bags that are
+        never drawn, being too small or of weight 0, need none.
     donor_covariates
         Columns to yield as numbers, from the same places.
     donor_table
@@ -203,9 +205,11 @@ prefetch, preload_to_gpu, check, seed
             window_cells=window_cells,
         )
         with tables.closed_on_error():
-            weights = None
+            drawn, weights = make().bags, None
             if balance is not None or donor_weights is not None:
-                weights = bag_weights(source, make().bags, balance, donor_weights)
+                weights = bag_weights(source, drawn, balance, donor_weights)
+                drawn = drawn[weights[drawn] > 0]
+            source.describe(drawn)
             make = partial(make, weights=weights, n_bags=n_bags)
             ordinary = make()
 
@@ -214,7 +218,8 @@ prefetch, preload_to_gpu, check, seed
             ) -> Sampler:
                 return make(share=share, resumed=resumed, bags_per_batch=bags_per_batch if unit is None else unit)
 
-            source.notice_if_scattered(ordinary)
+            if not self._is_copy:
+                source.notice_if_scattered(ordinary)
             ordering = Ordering(
                 ranks,
                 share_of,

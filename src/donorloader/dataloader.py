@@ -19,7 +19,7 @@ def dataloader(
     loader: StreamLoader,
     num_workers: int = 0,
     *,
-    multiprocessing_context: Literal["spawn"] = "spawn",
+    multiprocessing_context: Literal["spawn", "forkserver"] = "spawn",
     persistent_workers: bool = True,
     prefetch_factor: int = 2,
 ) -> DataLoader[dict[str, Any]]:
@@ -36,8 +36,9 @@ def dataloader(
         Worker processes, which share each epoch as ranks do: worker i of n on rank r of W has the share of rank
         ``r * n + i`` of ``W * n``.
     multiprocessing_context
-        How workers start: ``"spawn"``. ``"fork"`` is refused, as zarr's threads do not survive it, and so is
-        ``"forkserver"``, with which workers were seen to hang.
+        How workers start: ``"spawn"``, or ``"forkserver"``, which starts them sooner where the server is told to import
+        donorloader first (:func:`multiprocessing.set_forkserver_preload`). ``"fork"`` is refused, as zarr's threads do
+        not survive it.
     persistent_workers
         Whether workers live on from epoch to epoch.
     prefetch_factor
@@ -55,10 +56,10 @@ def dataloader(
     """
     if num_workers == 0:
         return DataLoader(loader, batch_size=None, num_workers=0)
-    if multiprocessing_context != "spawn":
+    if multiprocessing_context not in ("spawn", "forkserver"):
         raise ValueError(
-            f"Workers must be started by 'spawn', got {multiprocessing_context!r}: zarr's threads do not survive a "
-            "fork, and with 'forkserver', workers were seen to hang."
+            f"Workers must be started by 'spawn' or 'forkserver', got {multiprocessing_context!r}: zarr's threads do "
+            "not survive a fork."
         )
     loader.check_workers(num_workers)
     return _WorkerLoader(

@@ -51,7 +51,7 @@ class DonorLoader(StreamLoader):
         Whether cells come in random order: chunks of `chunk_size` cells are drawn at random, and the cells of a window
         of `preload_nchunks` chunks are shuffled together.
     drop_last
-        Whether to leave out a last batch that is not full.
+        Whether to leave out a last batch that is not full; where no batch would be left, an error.
     seed
         With the epoch, what the order depends on, and all it depends on.
     chunk_size, preload_nchunks

@@ -80,6 +80,24 @@ class GenotypeStore:
         self._read_names = read_names
         self._read_obs = read_obs
         self._close = close
+        self._opened_from: tuple[Any, str | None] | None = None
+
+    @property
+    def path(self) -> str | Path | None:
+        """Where the store was opened, so that another process can open it as well; `None` if it was not by a path."""
+        source = None if self._opened_from is None else self._opened_from[0]
+        return source if isinstance(source, str | Path) else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process: opened there by the same path and layer, or with a copy of what is in memory here."""
+        source, layer = (None, None) if self._opened_from is None else self._opened_from
+        in_memory = isinstance(source, ad.AnnData) and not source.isbacked
+        if not (in_memory or isinstance(source, str | Path)):
+            raise TypeError(
+                f"Genotypes are sent to another process by the path that they were opened with, but {self.name} was "
+                "handed over as an open file. Open it by its path."
+            )
+        return _reopen, (source, layer)
 
     @property
     def in_memory(self) -> NDArray[Any] | None:
@@ -160,18 +178,25 @@ def open_genotypes(source: Any, *, layer: str | None = None) -> GenotypeStore:
         if layer is not None:
             raise ValueError(f"layer={layer!r} has no effect on an open GenotypeStore; open it with that layer.")
         return source
-    if isinstance(source, str | Path):
-        return _open_path(str(source), layer)
-    if isinstance(source, DatasetCollection):
-        return _open_collection(source, "the collection", layer)
-    if isinstance(source, ad.AnnData):
-        return _from_anndata(source, layer)
     if hasattr(source, "G") and hasattr(source, "C"):
-        return _from_anndata(source.G, layer)
-    raise TypeError(
-        "Genotypes must be a path, an AnnData, a DatasetCollection or a GenotypeStore, "
-        f"got {type(source).__name__}. PLINK and other files are read by donorloader.prepare(...)."
-    )
+        source = source.G
+    if isinstance(source, str | Path):
+        store = _open_path(str(source), layer)
+    elif isinstance(source, DatasetCollection):
+        store = _open_collection(source, "the collection", layer)
+    elif isinstance(source, ad.AnnData):
+        store = _from_anndata(source, layer)
+    else:
+        raise TypeError(
+            "Genotypes must be a path, an AnnData, a DatasetCollection or a GenotypeStore, "
+            f"got {type(source).__name__}. PLINK and other files are read by donorloader.prepare(...)."
+        )
+    store._opened_from = source, layer
+    return store
+
+
+def _reopen(source: Any, layer: str | None) -> GenotypeStore:
+    return open_genotypes(source, layer=layer)
 
 
 def _open_path(path: str, layer: str | None) -> GenotypeStore:

@@ -77,7 +77,7 @@ class ShardBagSampler(BagSampler):
         if not self._shuffle:
             return bags
         n_shards = self._share.n_shards
-        sizes = np.array([self._size(bag) for bag in bags])
+        sizes = self._drawn_sizes()[bags]
         cells, out = np.zeros(n_shards, dtype=np.int64), np.empty_like(bags)
         for start in range(0, bags.size, n_shards):
             row = slice(start, start + n_shards)
