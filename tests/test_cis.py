@@ -117,6 +117,11 @@ def test_bad_input() -> None:
             dl.cis_window(bp=bp)
     with pytest.raises(ValueError, match="repeats 'g1'"):
         dl.cis_window(["g1", "g2", "g1"])
+    turned = pd.DataFrame({"chrom": "1", "start": [9, 1], "end": [5, 9]}, index=["g1", "g2"])
+    near = pd.DataFrame({"chrom": "1", "pos": [1, 20]})
+    with pytest.raises(ValueError, match=r"starts where it ends or before.*'g1' of var of the cells"):
+        find_cis(dl.cis_window(bp=3), turned, near)
+    assert find_cis(dl.cis_window(["g2"], bp=3), turned, near).slices == {"g2": slice(0, 1)}
     with pytest.raises(ValueError, match="is empty"):
         dl.cis_window([])
     with pytest.raises(KeyError, match=r"no column 'start', 'end'.*'chrom'.*positions="):

@@ -162,6 +162,61 @@ def test_layouts_that_cannot_be(tmp_path: Path, values: Any, options: dict[str, 
         write(values, tmp_path / "g.zarr", **options)
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dl.GenotypeStore]:
+    """The same calls from wherever they may lie."""
+    import scipy.sparse as sp
+
+    folder, calls = tmp_path_factory.mktemp("small"), random_calls((7, 23))
+    write(calls, folder / "packed.zarr")
+    write(calls, folder / "plain.zarr", layout="plain")
+    genotypes_of(calls).write_h5ad(folder / "g.h5ad")
+    sparse = genotypes_of(calls)
+    sparse.X = sp.csr_matrix(calls)
+    sparse.write_zarr(folder / "csr.zarr")
+    sources = {name: folder / name for name in ("packed.zarr", "plain.zarr", "g.h5ad", "csr.zarr")}
+    return {name: dl.open_genotypes(source) for name, source in (*sources.items(), ("memory", genotypes_of(calls)))}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        *(slice(None), slice(3, 17), slice(-5, -1), slice(0, 20, 2), slice(20, 2, -3), slice(5, 3), slice(4, 90)),
+        *([1, 5, 5, 0], [-1, 5, -23], np.array([3, 3, 2], np.uint8), np.arange(23) % 3 == 0, [], np.zeros(23, bool)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rows", [[2, 2, 1], [-1, 0, -7], np.arange(7) > 4, []], ids=str)
+def test_what_numpy_takes(small: dict[str, dl.GenotypeStore], rows: Any, columns: Any) -> None:
+    calls = random_calls((7, 23))
+    expected = calls[np.asarray(rows, dtype=None if len(rows) else int)]
+    expected = expected[:, columns if isinstance(columns, slice) or len(columns) else np.empty(0, int)]
+    for name, store in small.items():
+        found = store.read(rows, columns)
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+        assert found.flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "kind", "says"),
+    [
+        ([0, 7], slice(0, 2), IndexError, "rows must be below 7, got '7'"),
+        ([-8], slice(0, 2), IndexError, "rows must be below 7, got '-8'"),
+        ([0], [22, 23], IndexError, "columns must be below 23, got '23'"),  # of a byte that is there
+        ([0], [True, False], ValueError, "mask of columns .* 23, got 2"),
+        ([0], ["v1"], TypeError, "columns must be numbers"),
+        (slice(0, 2), slice(0, 2), TypeError, "rows must be numbers"),
+        ([0.0], slice(0, 2), TypeError, "rows must be numbers"),
+    ],
+)
+def test_what_is_not_there(
+    small: dict[str, dl.GenotypeStore], rows: Any, columns: Any, kind: type[Exception], says: str
+) -> None:
+    for store in small.values():
+        with pytest.raises(kind, match=says):
+            store.read(rows, columns)
+
+
 class TestDamage:
     """Whatever happens to its files, a store reads right or says which part is damaged."""
 
@@ -199,6 +254,72 @@ class TestDamage:
         shards(copy)[1].unlink()
         with pytest.raises(ValueError, match=r"not whole: \d+ of its \d+ files are missing"):
             dl.open_genotypes(copy)
+
+    @pytest.mark.parametrize("table", ["obs", "var"])
+    def test_every_byte_of_a_name_counts(self, tmp_path: Path, table: str) -> None:
+        """A damaged id would be another donor's, a damaged name another variant's."""
+        write(random_calls((40, 30)), tmp_path / "g.zarr")
+        file = next(
+            file for file in sorted((tmp_path / "g.zarr" / table / "_index").rglob("c/0")) if file.stat().st_size > 60
+        )
+        whole = file.read_bytes()
+        says = rf"{table} of .*g.zarr' is damaged: shard {table}/_index.*/c/0 cannot be read"
+        for at in range(0, len(whole), max(1, len(whole) // 12)):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x01]) + whole[at + 1 :])
+            with pytest.raises(ValueError, match=says):
+                dl.open_genotypes(tmp_path / "g.zarr").names(slice(0, 30))
+        for left in (0, len(whole) // 2, len(whole) - 1):
+            file.write_bytes(whole[:left])
+            with pytest.raises(ValueError, match=says):
+                dl.open_genotypes(tmp_path / "g.zarr").names(slice(0, 30))
+        file.unlink()
+        with pytest.raises(ValueError, match=rf"{table}/_index.* is not whole: 1 of its 1 files"):
+            dl.open_genotypes(tmp_path / "g.zarr")
+
+    def test_columns_of_var(self, copy: Path) -> None:
+        """Frequencies are what calls are standardized by. Zeros alone are written too, or they could not be missed."""
+        file = copy / "var/missing_rate/c/0"
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+        store = dl.open_genotypes(copy)
+        with pytest.raises(ValueError, match=r"var of .* is damaged: shard var/missing_rate/c/0"):
+            store.var()
+        calls = random_calls((5, 30)).clip(0)
+        write(calls, copy.parent / "whole.zarr")
+        assert (dl.open_genotypes(copy.parent / "whole.zarr").var()["missing_rate"] == 0).all()
+        (copy.parent / "whole.zarr/var/missing_rate/c/0").unlink()
+        with pytest.raises(ValueError, match=r"var/missing_rate of var of .* is not whole"):
+            dl.open_genotypes(copy.parent / "whole.zarr").var()
+
+    def test_what_describes_arrays(self, copy: Path) -> None:
+        (copy / "obs/sex/zarr.json").write_text("{")
+        with pytest.raises(ValueError, match=r"obs of .*copy.zarr' is damaged: it cannot be read"):
+            dl.open_genotypes(copy).obs()
+
+    def test_plain_values(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("donorloader.genotypes._write_rows._SHARD_BYTES", 4 * 500)
+        monkeypatch.setattr("donorloader.genotypes._write_rows._CHUNK_BYTES", 2 * 500)
+        write(random_calls((9, 500)), tmp_path / "g.zarr", layout="plain")
+        file = tmp_path / "g.zarr/X/c/1/0"
+        whole = file.read_bytes()
+        for at in range(0, len(whole), max(1, len(whole) // 12)):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+            with pytest.raises(ValueError, match=r"X of .*g.zarr' is damaged: shard X/c/1/0 cannot be read"):
+                dl.open_genotypes(tmp_path / "g.zarr").read(np.arange(9), slice(0, 500))
+        file.unlink()
+        with pytest.raises(ValueError, match=r"X of .*g.zarr' is not whole: 1 of its 3 files"):
+            dl.open_genotypes(tmp_path / "g.zarr")
+
+    def test_tables_without_checksums(self, copy: Path) -> None:
+        """As anndata writes them, which leaves out chunks of zeros."""
+        store = dl.open_genotypes(copy)
+        var, obs = store.var(), store.obs().assign(sex=0)
+        group = zarr.open_group(str(copy))
+        ad.io.write_elem(group, "var", var)
+        ad.io.write_elem(group, "obs", obs)
+        assert not (copy / "obs/sex/c").exists()
+        read = dl.open_genotypes(copy)
+        np.testing.assert_array_equal(read.read(np.arange(N_DONORS), slice(0, 9)), random_calls()[:, :9])
+        pd.testing.assert_frame_equal(read.obs(), obs)
 
     def test_swapped_array(self, copy: Path) -> None:
         """Written again without what says how it is packed, as anndata does."""

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _panels import FIDS, IDS, N_RECORDS, SmallPanel, _write_bcf, small_panel, write_panel
+from _panels import FIDS, IDS, N_RECORDS, SmallPanel, _write_bcf, small_panel, vcf_text, write_panel
 from donorloader.genotypes._selection import Selection
 from donorloader.genotypes._transpose import TransposedRows, transpose
 from donorloader.genotypes._unpacking import unpack
@@ -200,6 +201,65 @@ def test_dosages_of_calls_and_dosages(panels: dict[str, tuple[SmallPanel, Path]]
     reader.close()
 
 
+@pytest.mark.parametrize("kind", ["vcf", 2, 3])
+@pytest.mark.parametrize("n_alts", [1, 2])
+def test_one_dosage_for_several_alleles_is_of_none(tmp_path: Path, kind: str | int, n_alts: int) -> None:
+    """`DS` with Number=1, or with fewer numbers than a record has ALT alleles."""
+    given = np.array([[[0.5, 0.25], [1.0, 0.75]], [[1.5, 0.125], [0.0, 1.0]]], dtype=np.float32)[:, :, :n_alts]
+    alts = ["G", "G,T" if n_alts == 1 else "G,T,C"]
+    if kind == "vcf":
+        path = tmp_path / "d.vcf"
+        rows = [
+            "\t".join(
+                ["1", str(i), ".", "A", alt, ".", ".", ".", "DS", *(",".join(map(str, v)) for v in values.tolist())]
+            )
+            for i, (alt, values) in enumerate(zip(alts, given[:, :, : 1 if n_alts == 1 else 2], strict=True), start=1)
+        ]
+        path.write_text(
+            "##fileformat=VCFv4.2\n##contig=<ID=1>\n"
+            f'##FORMAT=<ID=DS,Number={"A" if n_alts > 1 else 1},Type=Float,Description="Dosage">\n'
+            + "\t".join(["#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO", "FORMAT", "a", "b\n"])
+            + "".join(f"{row}\n" for row in rows)
+        )
+    else:
+        path = tmp_path / "d.vcz"
+        group = zarr.open_group(str(path), mode="w", zarr_format=kind)  # type: ignore[arg-type] # 2 or 3
+        text = np.dtypes.StringDType()
+        arrays = {
+            "call_DS": given[:, :, 0] if n_alts == 1 else given,
+            "variant_position": np.array([1, 2]),
+            "variant_contig": np.array([0, 0]),
+            "variant_allele": np.array([["A", *f"{alt},,".split(",")[:3]] for alt in alts], dtype=text),
+            "contig_id": np.array(["1"], dtype=text),
+            "sample_id": np.array(["a", "b"], dtype=text),
+        }
+        for name, values in arrays.items():
+            array = group.create_array(name, shape=values.shape, dtype=values.dtype)
+            array[...] = values
+    reader = open_variants(path, read_dosages=True)
+    values = reader.read_block(np.arange(reader.n_variants), np.arange(2)).values
+    assert reader.n_variants == 2 + n_alts
+    np.testing.assert_array_equal(values[0], given[0, :, 0])
+    assert np.isnan(values[1:]).all()
+    assert "1 records with several ALT alleles have one dosage for all of these together" in " ".join(reader.notes)
+    assert "'1:2:A:G'" in reader.notes[-1]
+    reader.close()
+
+
+def test_a_record_without_calls(tmp_path: Path) -> None:
+    text = vcf_text(small_panel()).splitlines()
+    record = next(i for i, line in enumerate(text) if line.startswith("1\t20\t"))
+    text[record] = "\t".join([*text[record].split("\t")[:8], "DS", *["0.5"] * len(IDS)])
+    (tmp_path / "panel.vcf").write_text("\n".join(text) + "\n")
+    reader = open_variants(tmp_path / "panel.vcf")
+    values = reader.read_block(np.arange(3), ALL).values.T.astype(float)
+    values[values < 0] = np.nan
+    expected = small_panel().expected(reader.var().iloc[:3])
+    expected[:, 1] = np.nan
+    np.testing.assert_array_equal(values, expected)
+    reader.close()
+
+
 def test_dosages_of_a_pgen(tmp_path: Path) -> None:
     import pgenlib
 
@@ -311,3 +371,25 @@ def test_notes(panels: dict[str, tuple[SmallPanel, Path]], tmp_path: Path) -> No
     assert "with a minor allele frequency below 0.1 were left out" in text
     assert "(chromosome X)" in "\n".join(open_variants(panels["pgen"][1]).notes)
     assert open_variants(panels["bed"][1]).notes == []
+
+
+@pytest.mark.parametrize("kind", ["bed", "pgen"])
+def test_tables_as_other_writers_leave_them(
+    panels: dict[str, tuple[SmallPanel, Path]], tmp_path: Path, kind: str
+) -> None:
+    """With a byte order mark, lines of comments and empty ones before the table, and ends of lines of Windows."""
+    plain = panels[kind][1]
+    expected = open_variants(plain)
+    for suffix in (".bed", ".bim", ".fam") if kind == "bed" else (".pgen", ".pvar", ".psam"):
+        data = plain.with_suffix(suffix).read_bytes()
+        if suffix not in (".bed", ".pgen"):
+            before = "\n##of another writer\n" if kind == "pgen" else "\n"
+            data = b"\xef\xbb\xbf" + before.encode() + data
+            data = data.replace(b"\n", b"\r\n")
+        (tmp_path / f"panel{suffix}").write_bytes(data)
+    reader = open_variants(tmp_path / f"panel.{kind}")
+    assert reader.ids.tolist() == IDS
+    pd.testing.assert_frame_equal(reader.var(), expected.var())
+    pd.testing.assert_frame_equal(reader.obs(), expected.obs())
+    expected.close()
+    reader.close()

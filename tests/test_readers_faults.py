@@ -119,6 +119,20 @@ def test_no_such_file(tmp_path: Path, kind: str) -> None:
         open_variants(tmp_path / f"none.{kind}")
 
 
+@pytest.mark.parametrize("suffix", [".bim", ".fam", ".pvar", ".psam"])
+@pytest.mark.parametrize("late", [False, True])
+def test_tables_that_are_no_text(tmp_path: Path, suffix: str, late: bool) -> None:
+    path = write_panel(PLAIN, tmp_path, "bed" if suffix in (".bim", ".fam") else "pgen")
+    table = path.with_suffix(suffix)
+    text = (
+        table.read_text().replace("NA", "Zoë" if late else "NA") if suffix in (".fam", ".psam") else table.read_text()
+    )
+    data = (text.replace("rs60", "rsé") if late else text).encode("latin-1" if late else "utf-8")
+    table.write_bytes(data if late else gzip.compress(data))
+    with pytest.raises(ValueError, match=rf"panel\{suffix}' is not text in UTF-8 .*Unpack it"):
+        open_variants(path)
+
+
 @pytest.mark.parametrize("name", ["x.bim", "x.fam", "x.pvar", "x.psam", "x.pvar.zst"])
 def test_a_companion_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=rf"Name the \.({'bed' if name[2] in 'bf' else 'pgen'}) of"):

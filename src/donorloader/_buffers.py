@@ -74,8 +74,10 @@ class BufferPool:
             if fitting:
                 return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
         # with some room, so that the next array of about this size fits
-        memory = np.empty(nbytes + nbytes // 8 + _LINE, dtype=np.uint8)
-        return memory[-memory.ctypes.data % _LINE :]  # rows that begin with a line of the cache are written fastest
+        room = nbytes + nbytes // 8
+        memory = np.empty(room + _LINE, dtype=np.uint8)
+        first = -memory.ctypes.data % _LINE  # rows that begin with a line of the cache are written fastest
+        return memory[first : first + room]
 
     def _give_back(self, memory: NDArray[np.uint8]) -> None:
         # may run inside a garbage collection that this very thread's `_take` set off: never wait for the lock

@@ -113,7 +113,7 @@ def find_cis(window: CisWindow, cells_var: pd.DataFrame, genotypes_var: pd.DataF
     KeyError
         If positions of genes or variants are absent, or a gene is unknown or has no position.
     ValueError
-        If no variant is near any gene.
+        If no variant is near any gene, or a gene starts after its end.
     """
     genes = _gene_positions(window, cells_var)
     variants = _variant_positions(genotypes_var)
@@ -170,6 +170,13 @@ def _gene_positions(window: CisWindow, cells_var: pd.DataFrame) -> pd.DataFrame:
         index=table.index.astype(str),
     )
     placed = genes[genes["start"].notna() & genes["end"].notna() & (genes["chrom"] != "")]
+    if window.genes is not None:
+        placed = placed[placed.index.isin(window.genes)]
+    if (turned := placed.index[placed["start"] > placed["end"]]).size:
+        raise ValueError(
+            f"A gene starts where it ends or before, on either strand, but {shorten(turned)} of {where} start after "
+            "their ends. Exchange the two."
+        )
     known = set(cells_var.index.astype(str))
     if window.genes is None:
         placed = placed[placed.index.isin(known)]

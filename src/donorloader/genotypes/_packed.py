@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._checksums import check_whole, damage
 from ._packing import packed_width
 from ._unpacking import unpack
 
@@ -73,13 +73,7 @@ class _StoredBytes:
                 f"but var has {n_variants:,}, which take {width:,} bytes. Variants were added or removed without it: "
                 "prepare the study again."
             )
-        # a shard that is not there would be read as if it were
-        there, needed = _files(array)
-        if there != needed:
-            raise ValueError(
-                f"{what} is not whole: {needed - there:,} of its {needed:,} files are missing. Copy the store again, "
-                "or prepare the study again."
-            )
+        check_whole(array, what)
         self._array, self._what = array, what
         self.shape = (int(array.shape[0]), n_variants)
         self.width = width
@@ -119,20 +113,7 @@ class _StoredBytes:
         try:
             return np.asarray(self._array[begin:end, first:stop])
         except Exception as error:  # zarr and zarrs raise types of their own for what is damaged
-            raise ValueError(
-                f"{self._what} is damaged: {self._damaged(begin, end)} cannot be read ({error}). Copy the store again, "
-                "or prepare the study again."
-            ) from error
-
-    def _damaged(self, begin: int, end: int) -> str:
-        """The first shard among some rows that cannot be read."""
-        rows = (self._array.shards or self._array.chunks)[0]
-        for shard in range(begin // rows, (end - 1) // rows + 1):
-            try:
-                self._array[max(begin, shard * rows) : min(end, (shard + 1) * rows)]
-            except Exception:
-                return f"shard {self._array.path}/c/{shard}/0"
-        return f"one of the shards {begin // rows} to {(end - 1) // rows}"
+            raise damage(self._array, self._what, begin, end, error) from error
 
 
 class PackedMatrix(_StoredBytes):
@@ -182,17 +163,6 @@ class DosageMatrix(_StoredBytes):
 
 #: What the codes of dosages stand for.
 DOSAGES: NDArray[np.float32] = np.append(np.arange(DOSAGE_MISSING) / DOSAGE_STEPS, np.nan).astype(np.float32)
-
-
-def _files(array: Any) -> tuple[int, int]:
-    """Files of a zarr array, with one shard or chunk each: those that are there, and those that should be.
-
-    zarr counts chunks, and those of a last shard that reaches past the array with them.
-    """
-    shards = array.shards or array.chunks
-    needed = math.prod(-(-n // shard) for n, shard in zip(array.shape, shards, strict=True))
-    of_each = math.prod(shard // chunk for shard, chunk in zip(shards, array.chunks, strict=True))
-    return array.nchunks_initialized // of_each, needed
 
 
 def bytes_of(columns: Columns) -> tuple[int, int, Columns]:

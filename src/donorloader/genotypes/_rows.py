@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import scipy.sparse as sp
 
+from donorloader._ids import shorten
+
+from ._checksums import check_whole, damage, has_checksums
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,6 +24,8 @@ __all__ = [
     "SparseMatrix",
     "StackedMatrix",
     "StoredMatrix",
+    "as_columns",
+    "as_numbers",
     "count_columns",
 ]
 
@@ -29,6 +35,37 @@ type Columns = slice | NDArray[np.int64]
 def count_columns(columns: Columns) -> int:
     """How many columns are chosen; a slice has both its ends."""
     return columns.stop - columns.start if isinstance(columns, slice) else columns.size
+
+
+def as_columns(chosen: Any, n: int) -> Columns:
+    """Columns as any numpy indexing gives them: a slice of step 1 with both its ends, or as :func:`as_numbers`."""
+    if not isinstance(chosen, slice):
+        return as_numbers(chosen, n, "columns")
+    start, stop, step = chosen.indices(n)
+    return slice(start, max(start, stop)) if step == 1 else np.arange(start, stop, step)
+
+
+def as_numbers(chosen: Any, n: int, what: str) -> NDArray[np.int64]:
+    """Numbers from 0 to `n` of rows or columns; given as numbers, negative ones from the end, or as a mask.
+
+    Raises
+    ------
+    IndexError, TypeError, ValueError
+        If a number is out of range, a mask of another length, or it is something else.
+    """
+    numbers = np.asarray(chosen)
+    if numbers.ndim != 1 or (numbers.dtype.kind not in "iub" and numbers.size):
+        raise TypeError(f"{what} must be numbers or a mask, one-dimensional, got {numbers.dtype} {numbers.shape}.")
+    if numbers.dtype.kind == "b":
+        if numbers.size != n:
+            raise ValueError(f"A mask of {what} needs one entry for each of the {n:,}, got {numbers.size:,}.")
+        return np.flatnonzero(numbers)
+    numbers = numbers.astype(np.int64, copy=False)
+    if not numbers.size or (numbers.min() >= 0 and numbers.max() < n):
+        return numbers
+    if (wrong := numbers[(numbers < -n) | (numbers >= n)]).size:
+        raise IndexError(f"Numbers of {what} must be below {n:,}, got {shorten(wrong)}.")
+    return np.where(numbers < 0, numbers + n, numbers)
 
 
 # Columns that lie closer than this are read in one piece: asking costs more than the columns between.
@@ -85,10 +122,27 @@ class MemoryMatrix:
 
 
 class StoredMatrix:
-    """A dense zarr array or HDF5 dataset, read by contiguous pieces."""
+    """A dense zarr array or HDF5 dataset, read by contiguous pieces.
 
-    def __init__(self, array: Any):
+    Parameters
+    ----------
+    array
+        The array.
+    name
+        Of the store, for messages.
+
+    Raises
+    ------
+    ValueError
+        If the array has checksums, and is not whole; on reading, if they say that it is damaged.
+    """
+
+    def __init__(self, array: Any, name: str):
         self._array = array
+        self._what = f"{array.name.strip('/')} of {name}"
+        self._checked = has_checksums(array)
+        if self._checked:
+            check_whole(array, self._what)
         self.shape = (int(array.shape[0]), int(array.shape[1]))
         self.dtype = np.dtype(array.dtype)
 
@@ -110,12 +164,20 @@ class StoredMatrix:
         in_order = bool((order == np.arange(rows.size)).all())
         for piece in _pieces(rows[order], 1):
             wanted = rows[order[piece]]
-            block = self._array[int(wanted[0]) : int(wanted[-1]) + 1, columns]
+            block = self._block(int(wanted[0]), int(wanted[-1]) + 1, columns)
             if in_order and block.shape[0] == wanted.size:
                 out[piece] = block
             else:
                 out[order[piece]] = block[wanted - wanted[0]]
         return out
+
+    def _block(self, begin: int, end: int, columns: slice) -> Any:
+        try:
+            return self._array[begin:end, columns]
+        except Exception as error:
+            if self._checked:
+                raise damage(self._array, self._what, begin, end, error) from error
+            raise
 
 
 class SparseMatrix:

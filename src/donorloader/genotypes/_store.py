@@ -17,8 +17,9 @@ from annbatch import DatasetCollection
 from donorloader._ids import as_text, duplicates, shorten
 from donorloader._zarr import local_pipeline, open_group
 
+from ._checksums import sound
 from ._packed import CALLS_KEY, DOSAGES_KEY, DosageMatrix, PackedMatrix
-from ._rows import Matrix, MemoryMatrix, SparseMatrix, StackedMatrix, StoredMatrix
+from ._rows import Matrix, MemoryMatrix, SparseMatrix, StackedMatrix, StoredMatrix, as_columns, as_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,21 +110,27 @@ class GenotypeStore:
         """The matrix where its calls are packed at two bits, so that they need not be unpacked to be held."""
         return self._matrix if isinstance(self._matrix, PackedMatrix) else None
 
-    def read(self, rows: NDArray[np.int64], columns: Columns) -> NDArray[Any]:
+    def read(self, rows: Any, columns: Any) -> NDArray[Any]:
         """Genotypes of some donors.
 
         Parameters
         ----------
         rows
-            Row numbers, in any order, of `ids`.
+            Numbers of rows of `ids`, in any order, also more than once; negative ones count from the end. Or a mask.
         columns
-            Column numbers, or a slice of them.
+            The same of variants, or a slice.
 
         Returns
         -------
         C-contiguous (len(rows), n_columns) array of `dtype`.
+
+        Raises
+        ------
+        IndexError, TypeError, ValueError
+            If a number is out of range, or a mask of another length; if the store is damaged.
         """
-        return self._matrix.read(np.asarray(rows, dtype=np.int64), columns).astype(self.dtype, copy=False)
+        rows, columns = as_numbers(rows, self.shape[0], "rows"), as_columns(columns, self.shape[1])
+        return self._matrix.read(rows, columns).astype(self.dtype, copy=False)
 
     def names(self, columns: Columns) -> NDArray[np.object_]:
         """Names of some variants, without reading those of all where the columns are a slice."""
@@ -258,26 +265,34 @@ def _from_group(group: Any, name: str, layer: str | None, close: Callable[[], No
     if layer is not None and layer not in group.get("layers", {}):
         raise KeyError(f"{name} has no layer {layer!r}, only {shorten(group.get('layers', {}))}.")
     obs, var = group["obs"], group["var"]
-    ids = as_text(ad.io.read_elem(obs[obs.attrs["_index"]]), f"obs_names of {name}")
-    index = var[var.attrs["_index"]]
+    donors, index = obs[obs.attrs["_index"]], var[var.attrs["_index"]]
+    with sound(donors, f"obs of {name}"), sound(index, f"var of {name}"):
+        ids = ad.io.read_elem(donors)
+    ids = as_text(ids, f"obs_names of {name}")
 
     def read_names(columns: Columns) -> NDArray[np.object_]:
-        if isinstance(columns, slice) and isinstance(index, zarr.Array | h5py.Dataset):
-            values = index.asstr()[columns] if isinstance(index, h5py.Dataset) else index[columns]
-            return _text(values)
-        return _text(ad.io.read_elem(index))[columns]
+        with sound(index, f"var of {name}"):
+            if isinstance(columns, slice) and isinstance(index, zarr.Array | h5py.Dataset):
+                values = index.asstr()[columns] if isinstance(index, h5py.Dataset) else index[columns]
+                return _text(values)
+            names = _text(ad.io.read_elem(index))
+        return names[columns]
+
+    def read_table(table: Any, key: str) -> pd.DataFrame:
+        with sound(table, f"{key} of {name}"):
+            return ad.io.read_elem(table)
 
     with local_pipeline(group) if isinstance(group, zarr.Group) else nullcontext():
         if packed:
             key, matrix_of = _packed(group)  # type: ignore[misc] # packed says that there is one
-            n_variants = index.shape[0] if isinstance(index, zarr.Array) else len(_text(ad.io.read_elem(index)))
+            n_variants = index.shape[0] if isinstance(index, zarr.Array) else len(read_names(slice(0, None)))
             matrix: Matrix = matrix_of(group["obsm"][key], name, n_variants)
         else:
             node = group["X"] if layer is None else group["layers"][layer]
             sparse = node.attrs.get("encoding-type") in ("csr_matrix", "csc_matrix")
             matrix = _matrix(ad.io.sparse_dataset(node) if sparse else node, name)
     return GenotypeStore(
-        name, matrix, ids, lambda: ad.io.read_elem(var), read_names, lambda: ad.io.read_elem(obs), close
+        name, matrix, ids, lambda: read_table(var, "var"), read_names, lambda: read_table(obs, "obs"), close
     )
 
 
@@ -293,7 +308,7 @@ def _matrix(X: Any, name: str) -> Matrix:
     if isinstance(X, np.ndarray):
         return MemoryMatrix(np.asarray(X))
     if isinstance(X, zarr.Array | h5py.Dataset):
-        return StoredMatrix(X)
+        return StoredMatrix(X, name)
     if isinstance(X, sp.csr_matrix | sp.csr_array | ad.abc.CSRDataset):
         return SparseMatrix(X)
     if isinstance(X, sp.csc_matrix | sp.csc_array):

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import zarr
 
+from ._checksums import write_table
 from ._frequencies import FREQUENCY
 from ._packed import CALLS_KEY
 from ._packing import packed_width
@@ -137,7 +138,7 @@ def write_genotypes(
         )
     group = zarr.open_group(str(path), mode="w-", zarr_format=3)
     obs = source.obs().iloc[rows].set_axis(pd.Index(source.ids[rows], dtype=object), axis=0)
-    ad.io.write_elem(group, "/", ad.AnnData(obs=obs, var=pd.DataFrame(index=var.index[:0])))
+    write_table(group, "/", ad.AnnData(obs=obs, var=pd.DataFrame(index=var.index[:0])))
     pack = layout in ("packed", "both") or (layout is None and source.dtype.kind in "iub")
     try:
         counts, dtype = _write_rows(source, group, rows, block_rows, pack, layout, dosage_type, on_rows)
@@ -152,7 +153,7 @@ def write_genotypes(
     var["missing_rate"] = (1 - counts.called / n_donors).astype(np.float32)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Variable names are not unique")  # the report says so
-        ad.io.write_elem(group, "var", var)
+        write_table(group, "var", var)
     return GenotypeCounts(
         n_donors,
         n_variants,

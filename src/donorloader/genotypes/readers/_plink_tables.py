@@ -46,7 +46,7 @@ def check_id_by(id_by: str) -> None:
 
 def read_bim(file: Path) -> VariantColumns:
     """A `.bim`: chromosome, id, cM, position, allele 1 (`alt` here), allele 2 (`ref`)."""
-    first = _first_line(file)
+    first, _ = _first_line(file)
     _check_width(file, first, 6)
     table = _read(file, first, ["chrom", "id", None, "pos", "alt", "ref"], skip=0, position_column=4)
     return VariantColumns(table["chrom"], table["pos"], table["id"], table["ref"], table["alt"])
@@ -55,13 +55,16 @@ def read_bim(file: Path) -> VariantColumns:
 def read_pvar(file: Path) -> VariantColumns:
     """A `.pvar`: with a `#CHROM` header as a VCF has it, or without as a `.bim` is laid out."""
     skip = 0
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            if not line.startswith("##"):
-                break
-            skip += 1
-        else:
-            line = ""
+    try:
+        with file.open(encoding="utf-8-sig") as lines:
+            for line in lines:
+                if line.strip() and not line.startswith("##"):
+                    break
+                skip += 1
+            else:
+                line = ""
+    except UnicodeDecodeError as error:
+        raise _not_utf8(file, error) from error
     if not line.startswith("#CHROM"):
         if skip or not line.strip():
             raise ValueError(
@@ -88,10 +91,10 @@ def read_donors(file: Path, id_by: IdBy) -> Donors:
         If ids repeat, or families are asked for and none is given.
     """
     check_id_by(id_by)
-    first = _first_line(file)
+    first, before = _first_line(file)
     columns = first.split()
     if columns[0] in ("#FID", "#IID"):
-        names, skip = [name.removeprefix("#") for name in columns], 1
+        names, skip = [name.removeprefix("#") for name in columns], before + 1
     else:
         _check_width(file, first, 6)
         names, skip = ["FID", "IID", "PAT", "MAT", "SEX", "PHENO1"], 0
@@ -125,12 +128,20 @@ def read_donors(file: Path, id_by: IdBy) -> Donors:
     return Donors(ids, obs)
 
 
-def _first_line(file: Path) -> str:
-    with file.open(encoding="utf-8") as lines:
-        first = next((line for line in lines if line.strip() and not line.startswith("##")), "")
-    if not first:
-        raise ValueError(f"{str(file)!r} is empty.")
-    return first
+def _first_line(file: Path) -> tuple[str, int]:
+    """The first line that is not empty nor of a comment (``##``), and the number of those before it."""
+    try:
+        with file.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines):
+                if line.strip() and not line.startswith("##"):
+                    return line, number
+    except UnicodeDecodeError as error:
+        raise _not_utf8(file, error) from error
+    raise ValueError(f"{str(file)!r} is empty.")
+
+
+def _not_utf8(file: Path, error: UnicodeDecodeError) -> ValueError:
+    return ValueError(f"{str(file)!r} is not text in UTF-8 ({error}). Unpack it, or save it in UTF-8.")
 
 
 def _check_width(file: Path, first: str, width: int) -> None:
@@ -163,6 +174,8 @@ def _read(file: Path, line: str, names: list[str | None], *, skip: int, position
         )
     except pd.errors.EmptyDataError:
         raise ValueError(f"{str(file)!r} names no variant.") from None
+    except UnicodeDecodeError as error:
+        raise _not_utf8(file, error) from error
     except pd.errors.ParserError as error:
         raise ValueError(f"{str(file)!r} is not a table of {len(names)} columns: {error}") from error
     except ValueError:  # a position that is no whole number: find it
@@ -187,6 +200,8 @@ def _read_text(file: Path, width: int, skip: int) -> pd.DataFrame:
         )
     except pd.errors.EmptyDataError:
         raise ValueError(f"{str(file)!r} names no donor.") from None
+    except UnicodeDecodeError as error:
+        raise _not_utf8(file, error) from error
     except pd.errors.ParserError as error:
         raise ValueError(f"{str(file)!r} is not a table of {width} columns: {error}") from error
     extra = table.pop(width)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+
+from donorloader._ids import shorten
 
 from ._reader import check_multiallelic, empty_obs, variant_table
 
@@ -36,6 +38,8 @@ class Records:
         (n_records,) alleles of each record, REF among them; at least 2.
     notes
         On records with several ALT alleles.
+    undivided
+        Records whose dosages are not told by ALT allele, as they are found: no allele can have them.
     """
 
     var: pd.DataFrame
@@ -43,6 +47,18 @@ class Records:
     allele: NDArray[np.int64]
     n_alleles: NDArray[np.int64]
     notes: list[str]
+    undivided: set[int] = field(default_factory=set)
+
+    @property
+    def undivided_notes(self) -> list[str]:
+        """On the records whose dosages could not be used, if there were any."""
+        if not self.undivided:
+            return []
+        names = self.var.index[np.searchsorted(self.record, sorted(self.undivided))]
+        return [
+            f"{len(names):,} records with several ALT alleles have one dosage for all of these together, which is that "
+            f"of none of them: their dosages are missing: {shorten(names)}."
+        ]
 
 
 def split_records(
@@ -128,8 +144,8 @@ class RecordReader:
 
     @property
     def notes(self) -> list[str]:
-        """On records of several alleles, and on haploid calls read so far."""
-        return [*self._records.notes, *self._haploid.notes]
+        """On records of several alleles, and on haploid calls and dosages read so far."""
+        return [*self._records.notes, *self._records.undivided_notes, *self._haploid.notes]
 
     def var(self) -> pd.DataFrame:
         """Variants of the records."""

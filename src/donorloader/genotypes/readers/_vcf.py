@@ -120,20 +120,20 @@ class VcfReader(RecordReader):
 
     def _alleles(self, found: Any, _record: int) -> NDArray[np.int16]:
         """(n_donors, ploidy) allele numbers."""
-        genotype = found.genotype
-        if genotype is None:  # a record without GT
+        if "GT" not in found.FORMAT:
             return np.full((self._samples.size, 2), -1, dtype=np.int16)
-        alleles: NDArray[np.int16] = genotype.array()[:, :-1]  # the last column tells the phase
+        alleles: NDArray[np.int16] = found.genotype.array()[:, :-1]  # the last column tells the phase
         return alleles
 
     def _dosages(self, found: Any, record: int) -> NDArray[np.float32]:
-        """(n_donors, n_alts) dosages."""
+        """(n_donors, n_alts) dosages, NaN where one number stands for several ALT alleles."""
         n_alts = int(self._records.n_alleles[record]) - 1
         given = found.format("DS")
         values = np.full((self._samples.size, n_alts), np.nan, dtype=np.float32)
-        if given is not None:
-            width = min(n_alts, given.shape[1])
-            values[:, :width] = given[:, :width]
+        if given is not None and given.shape[1] >= n_alts:
+            values[:] = given[:, :n_alts]
+        elif given is not None and not np.isnan(given).all():
+            self._records.undivided.add(record)
         return values
 
 

@@ -107,7 +107,7 @@ class VczReader(RecordReader):
             if read.shape[0] != mine.size or (records[mine] - first != np.arange(mine.size)).any():
                 read = read[records[mine] - first]
             if copies is None:
-                values[mine] = self._dosages(read, alleles[mine])
+                values[mine] = self._dosages(read, alleles[mine], records[mine])
             else:
                 values[mine], copies[mine] = self._count(read, alleles[mine], variants[mine])
         return VariantBlock(values, copies)
@@ -134,10 +134,17 @@ class VczReader(RecordReader):
         self._haploid.add(self._records.var["chrom"].iloc[variants[fewer]])
         return counts, here.sum(axis=1, dtype=np.int64)
 
-    def _dosages(self, given: NDArray[Any], alleles: NDArray[np.int64]) -> NDArray[np.float32]:
-        if given.ndim == 3:  # one for each ALT allele
-            given = np.take_along_axis(given, (alleles - 1)[:, None, None], axis=2)[:, :, 0]
-        return given.astype(np.float32)
+    def _dosages(
+        self, given: NDArray[Any], alleles: NDArray[np.int64], records: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Dosages of the alleles, NaN where one number stands for several ALT alleles."""
+        by_allele = given if given.ndim == 3 else given[:, :, None]
+        told = self._records.n_alleles[records] - 1 <= by_allele.shape[2]
+        values = np.full(given.shape[:2], np.nan, dtype=np.float32)
+        values[told] = np.take_along_axis(by_allele[told], (alleles[told] - 1)[:, None, None], axis=2)[:, :, 0]
+        there = ~np.isnan(by_allele[~told]).all(axis=(1, 2))
+        self._records.undivided.update(records[~told][there].tolist())
+        return values
 
 
 def _texts(array: Any) -> NDArray[np.object_]:
