@@ -33,7 +33,9 @@ def train_worker(config: dict[str, Any]) -> None:
                 loss.backward()
                 optimiser.step()
                 total += loss.detach()
-            ray.train.report({"epoch": epoch, "loss": total.item() / len(loader)})
+            loss = total.item() / len(loader)
+            ray.train.report({"epoch": epoch, "loss": loss})
+            print(f"rank {ray.train.get_context().get_world_rank()}, epoch {epoch}: loss {loss:.4f}")
 
 
 def main() -> None:
@@ -52,7 +54,7 @@ def main() -> None:
         scaling_config=ScalingConfig(num_workers=arguments.workers, use_gpu=arguments.gpu),
         run_config=RunConfig(name="donorloader"),
     )
-    print(trainer.fit().metrics)
+    trainer.fit()
 
 
 if __name__ == "__main__":
