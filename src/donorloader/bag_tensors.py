@@ -68,6 +68,12 @@ def pad_bags(batch: dict[str, Any], *, length: int | None = None) -> tuple[torch
         return X.reshape(sizes.numel(), length, X.shape[1]), mask
     x = _empty((sizes.numel(), length, X.shape[1]), X)
     bounds = offsets.tolist()
+    if _fills_fast(
+        X
+    ):  # in one call, with a row without values for each that is missing: the lock of Python is fought for
+        first = np.minimum(offsets.numpy()[:-1, None] + np.arange(length), offsets.numpy()[1:, None])
+        _fill(X, np.append(first.ravel(), bounds[-1]), x.view(-1, X.shape[1]))
+        return x, mask
     for i, (start, stop) in enumerate(itertools.pairwise(bounds)):
         _densify(X, slice(start, stop), x[i, : stop - start])
         x[i, stop - start :] = 0
@@ -277,13 +283,26 @@ def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(_pool.empty(shape, torch.empty(0, dtype=like.dtype).numpy().dtype))
 
 
+def _fills_fast(X: torch.Tensor) -> bool:
+    """Whether X is a CSR tensor that numpy and numba can read."""
+    sparse = X.layout != torch.strided
+    return sparse and X.device.type == "cpu" and not X.requires_grad and X.dtype not in (torch.float16, torch.bfloat16)
+
+
+def _fill(X: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> None:
+    """Write rows into a dense tensor: row i has the values of ``rows[i]`` until ``rows[i + 1]``, one or none.
+
+    In a twentieth of the time of torch's ``to_dense()``.
+    """
+    fill_dense(X.values().numpy(), X.col_indices().numpy(), X.crow_indices().numpy()[rows], out.numpy())
+
+
 def _densify(X: torch.Tensor, rows: slice, out: torch.Tensor) -> None:
-    """Write contiguous rows into a dense tensor; on the CPU in a twentieth of the time of torch's ``to_dense()``."""
+    """Write contiguous rows into a dense tensor."""
     if X.layout == torch.strided:
         out.copy_(X[rows])
-    elif X.device.type == "cpu" and not X.requires_grad and X.dtype not in (torch.float16, torch.bfloat16):
-        indptr = X.crow_indices().numpy()[rows.start :]
-        fill_dense(X.values().numpy(), X.col_indices().numpy(), indptr, out.numpy())
+    elif _fills_fast(X):
+        _fill(X, np.arange(rows.start, rows.stop + 1), out)
     else:
         crow = X.crow_indices()[rows.start : rows.stop + 1]
         first, last = int(crow[0]), int(crow[-1])
