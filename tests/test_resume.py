@@ -62,7 +62,8 @@ def all_resumed(paths: tuple[str, str], folder: Path) -> dict[str, list[tuple[di
         told.append(common | {"epoch": 4, "rest": following, "next": then})
         chosen = np.arange(len(states))
         if len(states) > 40:
-            chosen = np.random.default_rng(0).choice(chosen, 5, replace=False)
+            number_of_states = 20 if os.environ.get("RESUME_EVERYWHERE") else 5
+            chosen = np.random.default_rng(0).choice(chosen, number_of_states, replace=False)
         elif case not in EVERY_BATCH and not os.environ.get("RESUME_EVERYWHERE"):
             chosen = chosen[[0, 1, len(chosen) // 2, -2, -1]]
         states = [states[k] for k in chosen]
