@@ -132,3 +132,16 @@ def test_rows_longer_than_the_scratch(columns: Any) -> None:
     values = np.array([0, 1, 2, np.nan], dtype=np.float32)
     gather_packed(pack_rows(calls), rows, columns, values, out)
     np.testing.assert_array_equal(out, values[chosen % 4])
+
+
+def test_large_gathers_are_compiled_with_small_ones() -> None:
+    """A loader gathers one row when it is made, so that none of its steps pays for a compilation."""
+    packed, values = pack_rows(calls_of((1, 40), 1)), np.array([0, 1, 2, -1], dtype=np.int8)
+    for large in (1 << 30, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_unpacking, "LARGE", large)
+            gather_packed(packed, np.zeros(1, dtype=np.int64), slice(0, 40), values, np.empty((1, 40), dtype=np.int8))
+        compiled = len(_unpacking._gather_slice.signatures)
+        if large:
+            first = compiled
+    assert compiled == first

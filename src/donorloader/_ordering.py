@@ -115,7 +115,7 @@ class Ordering:
                 f"are in use, and a batch has {unit:,}. Use drop_last=False, or a smaller batch."
             )
         if ranks.world_size > 1:
-            rest = self._left_out(total, what) if elastic else self._left_out_when_dealt()
+            rest = self._left_out(what) if elastic else self._left_out_when_dealt()
             rest = f"; {rest} are left out of each epoch" * bool(rest)
             told = f"{ranks.rank} of {ranks.world_size} ({ranks.source})"
             _log.info("Rank %s takes its share of every epoch%s.", told, rest)
@@ -212,7 +212,7 @@ class Ordering:
         if not within:
             return batches
         self._resumed = epoch, position
-        if rest := self._left_out(self._total - position, f"{self._what} that are left"):
+        if rest := self._left_out(f"{self._what} that are left", position):
             _log.info("Epoch %d is resumed on %d ranks; %s are left out of it.", epoch, self.ranks.world_size, rest)
         return 0
 
@@ -225,11 +225,10 @@ class Ordering:
         """What a state says of it."""
         return {"world_size": self.ranks.world_size, "num_canonical_shards": self.n_shards}
 
-    def _left_out(self, of: int, what: str) -> str:
-        """How many of the last units no rank takes, where as many batches for each do not take them; else nothing."""
-        share = self._share(self.n_shards)
-        dropped = share.dropped(self._total, self._unit, self._total - of, drop_last=self._drop_last)
-        return f"{dropped:,} of {of:,} {what}" if dropped else ""
+    def _left_out(self, what: str, begin: int = 0) -> str:
+        """How many units from `begin` on no rank takes, as each has as many batches; nothing if all are taken."""
+        dropped = self._share(self.n_shards).dropped(self._total, self._unit, begin, drop_last=self._drop_last)
+        return f"{dropped:,} of {self._total - begin:,} {what}" if dropped else ""
 
     def _left_out_when_dealt(self) -> str:
         batches = self._make(None).n_batches(self._total)

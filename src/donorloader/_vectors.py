@@ -79,26 +79,25 @@ def _generate_fence(_context: Any) -> Any:  # pragma: no cover, compiled
     return types.void(), generate
 
 
-def _generate_copy(_context: Any, to: Any, source: Any, number: Any) -> Any:  # pragma: no cover, compiled
-    """Copy a number of vectors between addresses, past the caches."""
+def _generate_copy(past_cache: bool) -> Any:  # pragma: no cover, compiled
+    """Code that copies a number of vectors between addresses; those past the caches go to multiples of `WIDTH`."""
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        to, source, number = arguments
-        _copy(builder, to, source, number, past_cache=True)
-        return context.get_dummy_value()
+    def copy(_context: Any, to: Any, source: Any, number: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            to, source, number = arguments
 
-    return types.void(types.int64, types.int64, types.int64), generate
+            def vectors(index: Any) -> list[Any]:
+                address = builder.add(source, builder.mul(index, index.type(WIDTH)))
+                value = builder.load(builder.inttoptr(address, vector_of(64).as_pointer()))
+                value.align = 1
+                return [value]
 
+            store_vectors(builder, to, number, vectors, past_cache=past_cache)
+            return context.get_dummy_value()
 
-def _generate_copy_one(_context: Any, to: Any, source: Any) -> Any:  # pragma: no cover, compiled
-    """Copy one vector between any addresses."""
+        return types.void(types.int64, types.int64, types.int64), generate
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        to, source = arguments
-        _copy(builder, to, source, ir.IntType(64)(1), past_cache=False)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    return intrinsic(copy)
 
 
 def _generate_copy_bytes(_context: Any, to: Any, source: Any, number: Any) -> Any:  # pragma: no cover, compiled
@@ -115,21 +114,11 @@ def _generate_copy_bytes(_context: Any, to: Any, source: Any, number: Any) -> An
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-def _copy(builder: Any, to: Any, source: Any, number: Any, *, past_cache: bool) -> None:  # pragma: no cover, compiled
-    def vectors(index: Any) -> list[Any]:
-        address = builder.add(source, builder.mul(index, index.type(WIDTH)))
-        value = builder.load(builder.inttoptr(address, vector_of(64).as_pointer()))
-        value.align = 1
-        return [value]
-
-    store_vectors(builder, to, number, vectors, past_cache=past_cache)
-
-
 #: To be called, inside of compiled code, after the last write past the caches.
 finish_writes: Any = intrinsic(_generate_fence)
 
-_copy_vectors: Any = intrinsic(_generate_copy)
-_copy_vector: Any = intrinsic(_generate_copy_one)
+_copy: Any = _generate_copy(past_cache=False)
+_copy_past_cache: Any = _generate_copy(past_cache=True)
 _copy_bytes: Any = intrinsic(_generate_copy_bytes)
 
 
@@ -145,11 +134,11 @@ def copy_past_cache(to, source, number):  # type: ignore[no-untyped-def] # pragm
         return
     head = -to % WIDTH
     if head:  # a vector over the first bytes, and one over the last ones, which may overlap the others
-        _copy_vector(to, source)
+        _copy(to, source, 1)
     vectors = (number - head) // WIDTH
-    _copy_vectors(to + head, source + head, vectors)
+    _copy_past_cache(to + head, source + head, vectors)
     if head + vectors * WIDTH < number:
-        _copy_vector(to + number - WIDTH, source + number - WIDTH)
+        _copy(to + number - WIDTH, source + number - WIDTH, 1)
 
 
 @numba.njit(nogil=True)

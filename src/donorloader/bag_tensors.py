@@ -68,9 +68,8 @@ def pad_bags(batch: dict[str, Any], *, length: int | None = None) -> tuple[torch
         return X.reshape(sizes.numel(), length, X.shape[1]), mask
     x = _empty((sizes.numel(), length, X.shape[1]), X)
     bounds = offsets.tolist()
-    if _fills_fast(
-        X
-    ):  # in one call, with a row without values for each that is missing: the lock of Python is fought for
+    if _fills_fast(X):
+        # in one call, as lanes want Python's lock after each; a row that only pads begins where its bag ends: no values
         first = np.minimum(offsets.numpy()[:-1, None] + np.arange(length), offsets.numpy()[1:, None])
         _fill(X, np.append(first.ravel(), bounds[-1]), x.view(-1, X.shape[1]))
         return x, mask

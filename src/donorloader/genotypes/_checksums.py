@@ -13,7 +13,7 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["check_whole", "damage", "has_checksums", "sound", "write_table"]
+__all__ = ["check_whole", "has_checksums", "read_rows", "sound", "write_table"]
 
 _REMEDY = "Copy the store again, or prepare the study again."
 
@@ -45,7 +45,21 @@ def check_whole(array: Any, what: str) -> None:
         raise ValueError(f"{what} is not whole: {needed - there:,} of its {needed:,} files are missing. {_REMEDY}")
 
 
-def damage(array: Any, what: str, begin: int, end: int, error: Exception) -> ValueError:
+def read_rows(array: Any, what: str, begin: int, end: int, columns: slice) -> Any:
+    """Some rows of an array that has checksums.
+
+    Raises
+    ------
+    ValueError
+        If they say that it is damaged; the message names the shard.
+    """
+    try:
+        return array[begin:end, columns]
+    except Exception as error:  # zarr and zarrs raise types of their own for what is damaged
+        raise _damage(array, what, begin, end, error) from error
+
+
+def _damage(array: Any, what: str, begin: int, end: int, error: Exception) -> ValueError:
     """An error that names the shard of an array, among those of some rows, that cannot be read."""
     rows = (array.shards or array.chunks)[0]
     place = f"one of the shards {begin // rows} to {(end - 1) // rows}"
@@ -76,7 +90,7 @@ def sound(node: Any, what: str) -> Iterator[None]:
             try:
                 array[...]
             except Exception as own:
-                raise damage(array, what, 0, max(1, array.shape[0]), own) from error
+                raise _damage(array, what, 0, max(1, array.shape[0]), own) from error
         raise ValueError(f"{what} is damaged: it cannot be read ({error}). {_REMEDY}") from error
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._checksums import check_whole, damage
+from ._checksums import check_whole, read_rows
 from ._packing import packed_width
 from ._unpacking import unpack
 
@@ -91,7 +91,7 @@ class _StoredBytes:
         for piece in self._pieces(rows[order]):
             wanted = rows[order[piece]]
             begin, end = int(wanted[0]), int(wanted[-1]) + 1
-            block = self._read(begin, end, first, stop)
+            block = np.asarray(read_rows(self._array, self._what, begin, end, slice(first, stop)))
             out[order[piece]] = block[wanted - begin]
         return out
 
@@ -108,12 +108,6 @@ class _StoredBytes:
             ):
                 yield slice(start, i)
                 start = i
-
-    def _read(self, begin: int, end: int, first: int, stop: int) -> NDArray[np.uint8]:
-        try:
-            return np.asarray(self._array[begin:end, first:stop])
-        except Exception as error:  # zarr and zarrs raise types of their own for what is damaged
-            raise damage(self._array, self._what, begin, end, error) from error
 
 
 class PackedMatrix(_StoredBytes):

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 
 from donorloader._ids import shorten
 
-from ._checksums import check_whole, damage, has_checksums
+from ._checksums import check_whole, has_checksums, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,12 +172,9 @@ class StoredMatrix:
         return out
 
     def _block(self, begin: int, end: int, columns: slice) -> Any:
-        try:
-            return self._array[begin:end, columns]
-        except Exception as error:
-            if self._checked:
-                raise damage(self._array, self._what, begin, end, error) from error
-            raise
+        if self._checked:
+            return read_rows(self._array, self._what, begin, end, columns)
+        return self._array[begin:end, columns]
 
 
 class SparseMatrix:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,7 @@ class GenotypeStore:
                 f"Genotypes are sent to another process by the path that they were opened with, but {self.name} was "
                 "handed over as an open file. Open it by its path."
             )
-        return _reopen, (source, layer)
+        return partial(open_genotypes, layer=layer), (source,)
 
     @property
     def in_memory(self) -> NDArray[Any] | None:
@@ -193,10 +194,6 @@ def open_genotypes(source: Any, *, layer: str | None = None) -> GenotypeStore:
         )
     store._opened_from = source, layer
     return store
-
-
-def _reopen(source: Any, layer: str | None) -> GenotypeStore:
-    return open_genotypes(source, layer=layer)
 
 
 def _open_path(path: str, layer: str | None) -> GenotypeStore:

@@ -68,8 +68,7 @@ def gather_packed(
     if values.ndim == 1 and isinstance(columns, slice):
         if packed.strides[1] != 1:
             packed = np.ascontiguousarray(packed)
-        gather = _gather_slice_past_cache if out.nbytes >= LARGE and out.flags.aligned else _gather_slice
-        gather(packed, rows, columns.start, values, out)
+        _gather_slice(packed, rows, columns.start, values, out, out.nbytes >= LARGE and out.flags.aligned)
         return
     by_variant = values if values.ndim == 2 else np.empty((4, 0), dtype=bits)
     alike = values if values.ndim == 1 else np.empty(4, dtype=bits)
@@ -150,25 +149,20 @@ _choose_past_cache = _generate_choices(past_cache=True)
 
 
 @numba.njit(nogil=True, cache=True)
-def _gather_slice(packed, rows, start, values, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
-    for i in range(rows.size):
-        number = _rounds(packed, start, out.shape[1])
-        to, source, shift = _addresses(packed, rows[i], start, out, i, 0)
-        _choose(to, source, shift, number, values[0], values[1], values[2], values[3])
-        _choose_each(packed, rows[i], start, values, out, i, number * _ROUND, out.shape[1])
-
-
-@numba.njit(nogil=True, cache=True)
-def _gather_slice_past_cache(packed, rows, start, values, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+def _gather_slice(packed, rows, start, values, out, past_cache):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
     m = out.shape[1]
     for i in range(rows.size):
-        head = min(m, -(address_of(out) + i * out.strides[0]) % WIDTH // out.itemsize)
+        head = min(m, -(address_of(out) + i * out.strides[0]) % WIDTH // out.itemsize) if past_cache else 0
         number = _rounds(packed, start + head, m - head)
         to, source, shift = _addresses(packed, rows[i], start, out, i, head)
         _choose_each(packed, rows[i], start, values, out, i, 0, head)
-        _choose_past_cache(to, source, shift, number, values[0], values[1], values[2], values[3])
+        if past_cache:
+            _choose_past_cache(to, source, shift, number, values[0], values[1], values[2], values[3])
+        else:
+            _choose(to, source, shift, number, values[0], values[1], values[2], values[3])
         _choose_each(packed, rows[i], start, values, out, i, head + number * _ROUND, m)
-    finish_writes()
+    if past_cache:
+        finish_writes()
 
 
 @numba.njit(nogil=True)

@@ -195,7 +195,7 @@ class BagSampler(Sampler):
             return self._rng.choice(self._eligible, size=self._n_draws, p=self._chances)
         if not self._shuffle:
             return self._eligible
-        all_cells, drawn = self._sizes[self._eligible], self._drawn_sizes()[self._eligible]
+        all_cells, drawn = self._sizes[self._eligible], self._drawn_sizes(self._eligible)
         sampled = (drawn < all_cells).any()  # then scattered cells are read
         if sampled or self._window_cells < _SHUFFLED_TOGETHER * drawn.mean():
             return self._rng.permutation(self._eligible)
@@ -209,12 +209,13 @@ class BagSampler(Sampler):
         stops = range(_SHUFFLED_TOGETHER, bags.size, _SHUFFLED_TOGETHER)
         return np.concatenate([self._rng.permutation(part) for part in np.split(bags, stops)])
 
-    def _drawn_sizes(self) -> NDArray[np.int64]:
-        """(n_bags,) how many cells stand for each bag."""
-        least = self._min_cells if self._small_bags == "resample" else None
-        if least is None and self._max_cells is None:
-            return self._sizes
-        return np.clip(self._sizes, least, self._max_cells)
+    def _drawn_sizes(self, bags: Any) -> Any:
+        """How many cells stand for each of some bags, or for one."""
+        # not kept: attributes of a sampler are what a state says of its settings
+        sizes = self._sizes[bags]
+        if self._small_bags == "resample" and self._min_cells is not None:
+            sizes = np.maximum(sizes, self._min_cells)
+        return sizes if self._max_cells is None else np.minimum(sizes, self._max_cells)
 
     def draw_cells(self, bag: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """(n_cells,) rows of the cells that stand for a bag, in the order in which they come.
@@ -227,9 +228,7 @@ class BagSampler(Sampler):
             Decides which, and in what order.
         """
         rows = self._rows[self._starts[bag] : self._starts[bag + 1]]
-        wanted = rows.size if self._max_cells is None else min(rows.size, self._max_cells)
-        if self._small_bags == "resample" and self._min_cells is not None:
-            wanted = max(wanted, self._min_cells)
+        wanted = int(self._drawn_sizes(bag))
         if wanted < rows.size:
             rows = rng.choice(rows, size=wanted, replace=False)
         if wanted > rows.size:

@@ -78,7 +78,7 @@ class ShardBagSampler(BagSampler):
         if not self._shuffle:
             return bags
         n_shards = self._share.n_shards
-        sizes = self._drawn_sizes()[bags]
+        sizes = self._drawn_sizes(bags)
         cells, out = np.zeros(n_shards, dtype=np.int64), np.empty_like(bags)
         for start in range(0, bags.size, n_shards):
             row = slice(start, start + n_shards)

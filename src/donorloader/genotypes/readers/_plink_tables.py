@@ -54,17 +54,7 @@ def read_bim(file: Path) -> VariantColumns:
 
 def read_pvar(file: Path) -> VariantColumns:
     """A `.pvar`: with a `#CHROM` header as a VCF has it, or without as a `.bim` is laid out."""
-    skip = 0
-    try:
-        with file.open(encoding="utf-8-sig") as lines:
-            for line in lines:
-                if line.strip() and not line.startswith("##"):
-                    break
-                skip += 1
-            else:
-                line = ""
-    except UnicodeDecodeError as error:
-        raise _not_utf8(file, error) from error
+    line, skip = _skip_comments(file)
     if not line.startswith("#CHROM"):
         if skip or not line.strip():
             raise ValueError(
@@ -129,15 +119,25 @@ def read_donors(file: Path, id_by: IdBy) -> Donors:
 
 
 def _first_line(file: Path) -> tuple[str, int]:
-    """The first line that is not empty nor of a comment (``##``), and the number of those before it."""
+    """As :func:`_skip_comments`, of a file that must have such a line."""
+    line, before = _skip_comments(file)
+    if not line:
+        raise ValueError(f"{str(file)!r} is empty.")
+    return line, before
+
+
+def _skip_comments(file: Path) -> tuple[str, int]:
+    """The first line that is not empty nor of a comment (``##``), ``""`` if none is, and how many are before it."""
+    before = 0
     try:
         with file.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines):
+            for line in lines:
                 if line.strip() and not line.startswith("##"):
-                    return line, number
+                    return line, before
+                before += 1
     except UnicodeDecodeError as error:
         raise _not_utf8(file, error) from error
-    raise ValueError(f"{str(file)!r} is empty.")
+    return "", before
 
 
 def _not_utf8(file: Path, error: UnicodeDecodeError) -> ValueError:
