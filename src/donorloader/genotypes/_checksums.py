@@ -13,15 +13,26 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["check_whole", "has_checksums", "read_rows", "sound", "write_table"]
+    from numpy.typing import NDArray
+
+__all__ = ["add_columns", "check_whole", "has_checksums", "read_rows", "sound", "write_table"]
 
 _REMEDY = "Copy the store again, or prepare the study again."
 
 
 def write_table(group: zarr.Group, key: str, table: Any) -> None:
-    """Write a table, or an AnnData of tables, as anndata does, with checksums and without leaving out a chunk."""
+    """Write a table, a column of one, or an AnnData of tables as anndata does, with checksums and all chunks."""
     with zarr.config.set({"array.write_empty_chunks": True}):  # so that a chunk that is not there is known to be lost
         ad.io.write_elem(group, key, table, dataset_kwargs={"compressors": [ZstdCodec(level=0), Crc32cCodec()]})
+
+
+def add_columns(table: zarr.Group, columns: dict[str, NDArray[Any]]) -> None:
+    """Add columns of numbers to a table that was written, as the last ones."""
+    for name, values in columns.items():
+        write_table(table, name, values)
+    # https://anndata.readthedocs.io/en/stable/fileformat-prose.html#dataframe-specification-v0-2-0
+    order: Any = table.attrs["column-order"]
+    table.attrs["column-order"] = [*order, *columns]
 
 
 def has_checksums(array: Any) -> bool:

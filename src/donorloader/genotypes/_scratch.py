@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._packing import pack_variants, packed_width
+from ._packing import pack_variants, packed_width, turn_packed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,14 +52,18 @@ class Scratch:
             os.close(descriptor)
         self.array = np.frombuffer(self._map, dtype=dtype).reshape(shape)
 
-    def write(self, start: int, values: NDArray[Any]) -> None:
-        """Put variant-major values where the given variant begins."""
+    def write(self, start: int, values: NDArray[Any], *, packed: bool = False) -> None:
+        """Put variant-major values, or packed calls, where the given variant begins."""
         if not len(values):
             return
         if self.packed:
             first = start // PER_BYTE
+            place = self.array[:, first : first + packed_width(len(values))]
             try:
-                pack_variants(values, self.array[:, first : first + packed_width(len(values))])
+                if packed:
+                    turn_packed(values, place, len(place))
+                else:
+                    pack_variants(values, place)
             except ValueError as error:
                 raise MoreThanTwoCopiesError from error
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import numpy as np
 from ._scratch import PER_BYTE, MoreThanTwoCopiesError, Scratch, ScratchRows
 from ._selection import Filter
 from ._unpacking import unpack
+from .readers import PackedReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -179,6 +181,7 @@ class _Turn:
     def __init__(self, reader: VariantReader, samples: NDArray[np.int64], selection: Selection, memory: int) -> None:
         self.reader, self.samples = reader, samples
         self.filter = Filter(selection)
+        self.packed = isinstance(reader, PackedReader) and self.filter.idle and samples.size == len(reader.ids)
         row_bytes = samples.size * reader.dtype.itemsize
         granted = int(_BLOCK_PART * memory)
         if granted < PER_BYTE * row_bytes:
@@ -188,7 +191,8 @@ class _Turn:
                 "Give more memory."
             )
         fitting = max(PER_BYTE, min(_BLOCK_BYTES, granted // max(1, reader.parallel)) // row_bytes)
-        step = reader.granule if reader.granule <= fitting else PER_BYTE
+        step = math.lcm(reader.granule, PER_BYTE)
+        step = step if step <= fitting else PER_BYTE
         self.block_variants = fitting // step * step
 
     def run(
@@ -210,7 +214,7 @@ class _Turn:
             if rest is not None and rest.size:
                 values = np.concatenate([rest, values])
             whole = len(values) if number == len(pieces) or not store.packed else len(values) // PER_BYTE * PER_BYTE
-            store.write(done, values[:whole])
+            store.write(done, values[:whole], packed=block.packed)
             done += whole
             rest = values[whole:].copy()
             del block, values
@@ -221,13 +225,13 @@ class _Turn:
     def _read_ahead(self, pieces: list[NDArray[np.int64]]) -> Iterator[VariantBlock]:
         """Blocks in order, the next ones being read while one is turned: both let go of Python's lock."""
         if not self.reader.parallel:
-            yield from (self.reader.read_block(variants, self.samples) for variants in pieces)
+            yield from map(self._read, pieces)
             return
         ahead: deque[Future[VariantBlock]] = deque()
         with ThreadPoolExecutor(self.reader.parallel, thread_name_prefix="donorloader-genotypes") as pool:
             try:
                 for variants in pieces:
-                    ahead.append(pool.submit(self.reader.read_block, variants, self.samples))
+                    ahead.append(pool.submit(self._read, variants))
                     if len(ahead) > self.reader.parallel:
                         yield ahead.popleft().result()
                 while ahead:
@@ -235,3 +239,9 @@ class _Turn:
             finally:
                 for block in ahead:
                     block.cancel()
+
+    def _read(self, variants: NDArray[np.int64]) -> VariantBlock:
+        first, stop = int(variants[0]), int(variants[-1]) + 1
+        if self.packed and stop - first == variants.size:
+            return self.reader.read_packed(first, stop)  # type: ignore[attr-defined] # it is a PackedReader
+        return self.reader.read_block(variants, self.samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -12,7 +13,7 @@ import numpy as np
 import pandas as pd
 import zarr
 
-from ._checksums import write_table
+from ._checksums import add_columns, write_table
 from ._frequencies import FREQUENCY
 from ._packed import CALLS_KEY
 from ._packing import packed_width
@@ -47,6 +48,9 @@ _BLOCK_PART = 0.3
 _PEAK_PER_VAR = 2
 # Larger blocks are not written faster. [Unit: byte]
 _BLOCK_BYTES = 256 * 2**20
+
+# Column of var, as FREQUENCY is: counted while the rows are written.
+_MISSING_RATE = "missing_rate"
 
 # Column names that tools give to what a variant is, in lower case. The first is ours.
 _KNOWN_AS = {
@@ -140,20 +144,24 @@ def write_genotypes(
     obs = source.obs().iloc[rows].set_axis(pd.Index(source.ids[rows], dtype=object), axis=0)
     write_table(group, "/", ad.AnnData(obs=obs, var=pd.DataFrame(index=var.index[:0])))
     pack = layout in ("packed", "both") or (layout is None and source.dtype.kind in "iub")
-    try:
-        counts, dtype = _write_rows(source, group, rows, block_rows, pack, layout, dosage_type, on_rows)
-    except _TooLarge as error:
-        if layout is not None:
-            raise ValueError(f"{error} They cannot be packed: use layout='plain'.") from None
-        del group[f"obsm/{CALLS_KEY}"]
-        on_rows = None  # they were counted
-        counts, dtype = _write_rows(source, group, rows, block_rows, False, layout, dosage_type, on_rows)
-    if (frequencies := counts.frequencies()) is not None:
-        var[FREQUENCY] = frequencies.astype(np.float32)
-    var["missing_rate"] = (1 - counts.called / n_donors).astype(np.float32)
-    with warnings.catch_warnings():
+    counted = {name: var.pop(name).to_numpy() for name in (FREQUENCY, _MISSING_RATE) if name in var}
+    with warnings.catch_warnings(), ThreadPoolExecutor(1, thread_name_prefix="donorloader-variants") as pool:
         warnings.filterwarnings("ignore", message="Variable names are not unique")  # the report says so
-        write_table(group, "var", var)
+        # texts keep one core busy, and rows another
+        table = pool.submit(write_table, group, "var", var)
+        try:
+            counts, dtype = _write_rows(source, group, rows, block_rows, pack, layout, dosage_type, on_rows)
+        except _TooLarge as error:
+            if layout is not None:
+                raise ValueError(f"{error} They cannot be packed: use layout='plain'.") from None
+            del group[f"obsm/{CALLS_KEY}"]
+            on_rows = None  # they were counted
+            counts, dtype = _write_rows(source, group, rows, block_rows, False, layout, dosage_type, on_rows)
+        table.result()
+    if (frequencies := counts.frequencies()) is not None:
+        counted[FREQUENCY] = frequencies.astype(np.float32)
+    counted[_MISSING_RATE] = (1 - counts.called / n_donors).astype(np.float32)
+    add_columns(group.require_group("var"), counted)
     return GenotypeCounts(
         n_donors,
         n_variants,
@@ -168,9 +176,11 @@ def _bytes_of_table(table: pd.DataFrame) -> int:
     """Memory of a table. Of many texts every hundredth is looked at: to look at each takes longer than to pack them."""
     total = 0
     for values in (table.index, *(table[column].array for column in table.columns)):
-        if values.dtype == object and len(values) > 100_000:
-            texts = values.to_numpy()
-            total += texts.nbytes + 100 * sum(map(sys.getsizeof, texts[::100]))
+        if isinstance(values.dtype, pd.CategoricalDtype):
+            total += values.codes.nbytes
+            values = values.categories
+        if values.dtype.kind == "O" and len(values) > 100_000:
+            total += 8 * len(values) + 100 * sum(map(sys.getsizeof, values[::100]))
         else:
             total += pd.Index(values).memory_usage(deep=True)
     return total

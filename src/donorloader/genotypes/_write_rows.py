@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from zarr.codecs import BloscCodec, Crc32cCodec
 
+from donorloader._zarr import local_pipeline
+
 from ._packed import CALLS_KEY, DOSAGE_MISSING, DOSAGE_STEPS, DOSAGES_KEY, packed_attributes
 from ._packing import pack_rows, packed_width
 from ._unpacking import count_packed
@@ -68,6 +70,8 @@ class StoredArray:
             overwrite=True,
             config={"write_empty_chunks": True},  # so that a chunk that is not there is known to be lost
         )
+        with local_pipeline(group):  # an array that is opened again, or it stays bound to zarr's pipeline
+            self._quick: Any = group[key]
         self._held: list[NDArray[Any]] = []
         self._next = 0
 
@@ -92,7 +96,9 @@ class StoredArray:
         raise NotImplementedError
 
     def _put(self, rows: NDArray[Any]) -> None:
-        self._array[self._next : self._next + len(rows)] = rows
+        # zarrs leaves out a shard of zeros, whatever the array says of empty chunks
+        array = self._quick if any(row.any() for row in rows) else self._array
+        array[self._next : self._next + len(rows)] = rows
         self._next += len(rows)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from ._reader import IdBy, Multiallelic, VariantBlock, VariantReader
+from ._reader import IdBy, Multiallelic, PackedReader, VariantBlock, VariantReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["IdBy", "Multiallelic", "VariantBlock", "VariantReader", "file_kind", "open_variants"]
+__all__ = ["IdBy", "Multiallelic", "PackedReader", "VariantBlock", "VariantReader", "file_kind", "open_variants"]
 
 # By the end of the name. The rest of a file set is named to be told of.
 _KINDS = {

@@ -1,4 +1,4 @@
-"""PLINK 1 `.bed`/`.bim`/`.fam`: hard calls, read with bed-reader."""
+"""PLINK 1 `.bed`/`.bim`/`.fam`: hard calls, read with bed-reader, or two bits each as they lie in the file."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ __all__ = ["BedReader"]
 
 _MAGIC = b"\x6c\x1b"
 _VARIANT_MAJOR = b"\x01"
+_HEADER_BYTES = 3
 
 
 class BedReader:
@@ -97,6 +98,27 @@ class BedReader:
         calls = self._bed.read(index=(rows, columns), dtype="int8", order="F", num_threads=1)
         return VariantBlock(calls.T)
 
+    def read_packed(self, start: int, stop: int) -> VariantBlock:
+        """Packed calls, see :class:`PackedReader`.
+
+        A `.bed` holds a variant's donors as the store holds a donor's variants, with codes of its own: 0 for two copies
+        of allele 1, 1 for a missing call, 2 for one copy, 3 for none.
+        """
+        if self._bed is None:
+            raise ValueError(f"{str(self.path)!r} is closed: open it again.")
+        width = -(-len(self.ids) // 4)
+        shape = (stop - start, width)
+        calls = np.fromfile(self.path, dtype=np.uint8, count=shape[0] * width, offset=_HEADER_BYTES + start * width)
+        if calls.size != shape[0] * width:
+            raise ValueError(f"{str(self.path)!r} has become shorter while it was read. Prepare the study again.")
+        low = calls >> 1
+        low ^= calls
+        low &= 0x55
+        np.invert(calls, out=calls)
+        calls &= 0xAA
+        calls |= low
+        return VariantBlock(calls.reshape(shape), packed=True)
+
     def close(self) -> None:
         """Let go of the file; reading then raises. May be called again."""
         self._bed = None
@@ -123,7 +145,7 @@ def _check_bed(path: Path, n_donors: int, n_variants: int) -> None:
             f"{str(path)!r} is not variant-major (its third byte is {mode.hex()!r}, not '01'). "
             "Rewrite it with `plink --bfile … --make-bed`."
         )
-    expected = 3 + n_variants * -(-n_donors // 4)
+    expected = _HEADER_BYTES + n_variants * -(-n_donors // 4)
     if (size := path.stat().st_size) != expected:
         raise ValueError(
             f"A .bed must be as long as its .fam and .bim say: {n_donors:,} donors × {n_variants:,} variants make "

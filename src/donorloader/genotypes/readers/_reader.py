@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "IdBy",
     "Multiallelic",
+    "PackedReader",
     "VariantBlock",
     "VariantReader",
     "check_ids",
@@ -47,6 +48,9 @@ class VariantBlock:
     ----------
     values
         (n_variants, n_donors) copies of `a1`: int8, negative where missing, or float32 dosages, NaN where missing.
+        Where `packed`: (n_variants, packed_width(n_donors)) uint8, a variant packed as the store packs a donor.
+    packed
+        Whether values are packed calls.
     copies
         (n_variants,) int64 copies of the chromosome that the called donors have: what an allele's frequency divides by.
         `None`: two for every donor with a call.
@@ -54,6 +58,7 @@ class VariantBlock:
 
     values: NDArray[Any]
     copies: NDArray[np.int64] | None = None
+    packed: bool = False
 
 
 class VariantReader(Protocol):
@@ -105,6 +110,14 @@ class VariantReader(Protocol):
 
     def close(self) -> None:
         """Let go of the file; reading then raises. May be called again."""
+
+
+@runtime_checkable
+class PackedReader(Protocol):
+    """A reader of a file whose calls have two bits each, and need not be unpacked to be packed again."""
+
+    def read_packed(self, start: int, stop: int) -> VariantBlock:
+        """Packed calls of consecutive variants, for all donors."""
 
 
 def variant_table(chrom: Any, pos: Any, ids: Any, a0: Any, a1: Any) -> pd.DataFrame:
