@@ -21,7 +21,8 @@ from _prepare import assert_same_cells, dense, fingerprint, panel, read_cells, r
 from donorloader.cells._collect import collect_cells
 from donorloader.cells._raw import open_raw_cells
 from donorloader.cells._table import harmonise_cells
-from donorloader.genotypes._write import _PEAK_PER_VAR, describe_variants, write_genotypes
+from donorloader.genotypes._variant_table import describe_variants
+from donorloader.genotypes._write import _PEAK_PER_VAR, write_genotypes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,8 @@ from donorloader.cells import open_cells
 from donorloader.cells._harmonise import donors_as_text
 from donorloader.cells._raw import open_raw_cells, open_stored
 from donorloader.genotypes import open_genotypes
-from donorloader.genotypes._write import count_missing, counted_allele
+from donorloader.genotypes._variant_table import counted_allele
+from donorloader.genotypes._write import count_missing
 from donorloader.genotypes.readers import file_kind, open_variants
 from donorloader.report import CellsReport, GenotypesReport, Report, report_cells
 from donorloader.study import is_study, open_study

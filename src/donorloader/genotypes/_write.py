@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ._checksums import add_columns, write_table
 from ._frequencies import FREQUENCY
 from ._packed import CALLS_KEY
 from ._packing import packed_width
+from ._variant_table import bytes_of_table, counted_allele, describe_variants
 from ._write_rows import CallCounts, DosageArray, PackedArray, PlainArray, shard_rows
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ __all__ = [
     "Layout",
     "check_layout",
     "count_missing",
-    "counted_allele",
-    "describe_variants",
     "write_genotypes",
 ]
 
@@ -51,15 +49,6 @@ _BLOCK_BYTES = 256 * 2**20
 
 # Column of var, as FREQUENCY is: counted while the rows are written.
 _MISSING_RATE = "missing_rate"
-
-# Column names that tools give to what a variant is, in lower case. The first is ours.
-_KNOWN_AS = {
-    "chrom": ("chrom", "#chrom", "chr", "chromosome", "contig"),
-    "pos": ("pos", "position", "bp", "base_pair_location"),
-    "a0": ("a0", "ref", "reference", "allele_0", "allele0"),
-    "a1": ("a1", "alt", "alternate", "allele_1", "allele1"),
-    "counted": ("counted", "counted_allele"),
-}
 
 
 @dataclass(frozen=True)
@@ -131,7 +120,7 @@ def write_genotypes(
     check_layout(source.dtype, layout, dosage_type)
     var = describe_variants(source.var())
     row_bytes = n_variants * np.dtype(source.dtype).itemsize
-    var_bytes = int(_PEAK_PER_VAR * _bytes_of_table(var))
+    var_bytes = int(_PEAK_PER_VAR * bytes_of_table(var))
     fitting = int(_BLOCK_PART * (memory - var_bytes)) // row_bytes
     block_rows = min(n_donors, fitting, max(1, _BLOCK_BYTES // row_bytes))
     if block_rows < 1:
@@ -147,16 +136,20 @@ def write_genotypes(
     counted = {name: var.pop(name).to_numpy() for name in (FREQUENCY, _MISSING_RATE) if name in var}
     with warnings.catch_warnings(), ThreadPoolExecutor(1, thread_name_prefix="donorloader-variants") as pool:
         warnings.filterwarnings("ignore", message="Variable names are not unique")  # the report says so
+        # Before the table is begun: an array is bound to the pipeline that is set while it is made, on whatever thread,
+        # and zarrs, set for these, would leave out the chunks of the table's arrays that are all zeros.
+        arrays, dtype = _make_arrays(source, group, rows, block_rows, pack, layout, dosage_type)
         # texts keep one core busy, and rows another
         table = pool.submit(write_table, group, "var", var)
         try:
-            counts, dtype = _write_rows(source, group, rows, block_rows, pack, layout, dosage_type, on_rows)
+            counts = _write_rows(source, arrays, rows, block_rows, on_rows)
         except _TooLarge as error:
             if layout is not None:
                 raise ValueError(f"{error} They cannot be packed: use layout='plain'.") from None
+            table.result()
             del group[f"obsm/{CALLS_KEY}"]
-            on_rows = None  # they were counted
-            counts, dtype = _write_rows(source, group, rows, block_rows, False, layout, dosage_type, on_rows)
+            arrays, dtype = _make_arrays(source, group, rows, block_rows, False, layout, dosage_type)
+            counts = _write_rows(source, arrays, rows, block_rows, None)  # on_rows knows of these rows
         table.result()
     if (frequencies := counts.frequencies()) is not None:
         counted[FREQUENCY] = frequencies.astype(np.float32)
@@ -170,55 +163,6 @@ def write_genotypes(
         counted_allele(var),
         int(var.index.duplicated().sum()),
     )
-
-
-def _bytes_of_table(table: pd.DataFrame) -> int:
-    """Memory of a table. Of many texts every hundredth is looked at: to look at each takes longer than to pack them."""
-    total = 0
-    for values in (table.index, *(table[column].array for column in table.columns)):
-        if isinstance(values.dtype, pd.CategoricalDtype):
-            total += values.codes.nbytes
-            values = values.categories
-        if values.dtype.kind == "O" and len(values) > 100_000:
-            total += 8 * len(values) + 100 * sum(map(sys.getsizeof, values[::100]))
-        else:
-            total += pd.Index(values).memory_usage(deep=True)
-    return total
-
-
-def describe_variants(var: pd.DataFrame) -> pd.DataFrame:
-    """Variant table with `chrom`, `pos`, `a0`, `a1` added under these names where a column of another name has them.
-
-    All columns stay. `counted` is the allele whose copies a genotype counts, or `"unknown"` where the source does not
-    say: readers differ in it, so it is never guessed.
-    """
-    var = var.copy()
-    var.index.name = None
-    by_name = {str(column).lower(): column for column in reversed(var.columns)}
-    for ours, names in _KNOWN_AS.items():
-        known = next((by_name[name] for name in names if name in by_name), None)
-        if known is not None and ours not in var.columns:
-            var[ours] = var[known]
-    if "counted" not in var.columns:
-        var["counted"] = pd.Categorical(["unknown"]).repeat(len(var))
-    return var
-
-
-def counted_allele(var: pd.DataFrame) -> str:
-    """Whose copies genotypes count: `"a1"`, `"a0"`, `"differs by variant"` or `"unknown"`.
-
-    Parameters
-    ----------
-    var
-        Variants, with the columns that `describe_variants` knows.
-    """
-    if "counted" not in var.columns:
-        return "unknown"
-    counted = var["counted"].astype(str).to_numpy()
-    for name in ("a1", "a0"):
-        if name in var.columns and (counted == var[name].astype(str).to_numpy()).all():
-            return name
-    return "unknown" if (counted == "unknown").all() else "differs by variant"
 
 
 class _TooLarge(ValueError):
@@ -248,7 +192,7 @@ def check_layout(dtype: np.dtype[Any], layout: Layout | None, dosage_type: Dosag
         )
 
 
-def _write_rows(
+def _make_arrays(
     source: GenotypeRows,
     group: zarr.Group,
     rows: NDArray[np.int64],
@@ -256,9 +200,8 @@ def _write_rows(
     pack: bool,
     layout: Layout | None,
     dosage_type: DosageType | None,
-    on_rows: Callable[[int], None] | None,
-) -> tuple[CallCounts, np.dtype[Any]]:
-    """All rows into the arrays that the layout asks for; what was counted, and the type that they read as."""
+) -> tuple[list[StoredArray], np.dtype[Any]]:
+    """The arrays that the layout asks for, the packed one first, and the type that they read as."""
     shape = (len(rows), source.n_variants)
     arrays: list[StoredArray] = []
     dtype: np.dtype[Any] = np.dtype(np.int8)
@@ -271,8 +214,20 @@ def _write_rows(
         dtype = np.dtype(dosage_type) if dosage_type else _stored_dtype(source, rows, block_rows)
         shard = shard_rows(shape[0], shape[1] * dtype.itemsize, block_rows)
         arrays.append(PlainArray(group, shape, dtype, shard))
+    return arrays, dtype
+
+
+def _write_rows(
+    source: GenotypeRows,
+    arrays: list[StoredArray],
+    rows: NDArray[np.int64],
+    block_rows: int,
+    on_rows: Callable[[int], None] | None,
+) -> CallCounts:
+    """All rows into the arrays; what was counted."""
+    pack = isinstance(arrays[0], PackedArray)
     packed = getattr(source, "packed", None) if pack and len(arrays) == 1 else None
-    counts = CallCounts(shape[1])
+    counts = CallCounts(source.n_variants)
     for start in range(0, len(rows), block_rows):
         chosen = rows[start : start + block_rows]
         if packed is not None:
@@ -280,7 +235,7 @@ def _write_rows(
             counts.add_packed(block)
             arrays[0].write(block)
         else:
-            block = _clean(source.read(chosen, slice(0, shape[1])))
+            block = _clean(source.read(chosen, slice(0, source.n_variants)))
             if pack and block.max() > 2:
                 raise _TooLarge(f"Calls at two bits are 0, 1, 2 or missing, but some are {block.max()}.")
             counts.add(block)
@@ -291,7 +246,7 @@ def _write_rows(
         del block
     for array in arrays:
         array.finish()
-    return counts, dtype
+    return counts
 
 
 def _stored_dtype(source: GenotypeRows, rows: NDArray[np.int64], block_rows: int) -> np.dtype[Any]:
