@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -15,10 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import donorloader as dl
+from donorloader._zarr import local_pipeline
+from donorloader.genotypes._checksums import write_table
 from donorloader.genotypes._unpacking import unpack
 from donorloader.genotypes._write import write_genotypes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -89,6 +95,106 @@ def test_what_is_written_is_read(tmp_path: Path, layout: Any) -> None:
     there = calls >= 0
     np.testing.assert_allclose(adata.var["counted_freq"], (calls * there).sum(0) / there.sum(0) / 2, rtol=1e-6)
     np.testing.assert_allclose(adata.var["missing_rate"], 1 - there.mean(0), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("layout", "zeros"),
+    [
+        ("packed", slice(0, 9)),
+        ("packed", slice(4, 8)),
+        ("packed", slice(8, 9)),
+        ("plain", slice(0, 9)),
+        ("both", slice(4, 8)),
+    ],
+)
+def test_shards_of_zeros_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Any, zeros: slice) -> None:
+    """zarrs leaves them out, and what is not there counts as lost."""
+    row_bytes = 500 if layout == "packed" else 2000
+    monkeypatch.setattr("donorloader.genotypes._write_rows._SHARD_BYTES", 4 * row_bytes)
+    monkeypatch.setattr("donorloader.genotypes._write_rows._CHUNK_BYTES", 2 * row_bytes)
+    calls = random_calls((9, 2000))
+    calls[zeros] = 0
+    write(calls, tmp_path / "g.zarr", layout=layout)
+    group = zarr.open_group(str(tmp_path / "g.zarr"))
+    key = "obsm/genotypes_2bit" if layout == "packed" else "X"
+    assert group[key].shards[0] == 4
+    assert sorted(file.name for file in (tmp_path / "g.zarr" / key / "c").iterdir()) == ["0", "1", "2"]
+    np.testing.assert_array_equal(dl.open_genotypes(tmp_path / "g.zarr").read(np.arange(9), slice(0, 2000)), calls)
+    if layout != "packed":
+        np.testing.assert_array_equal(ad.read_zarr(tmp_path / "g.zarr").X, calls)
+
+
+class TestVariantsAreWrittenBesideTheRows:
+    def source(self, calls: Any) -> ad.AnnData:
+        """Genotypes that were counted before, otherwise, in columns that are not the last."""
+        source = genotypes_of(calls)
+        source.var["missing_rate"] = 0.75
+        source.var["counted_freq"] = np.linspace(0.25, 0.5, calls.shape[1])
+        source.var["chrom"] = pd.Categorical(["1"]).repeat(calls.shape[1])
+        return source
+
+    def written(self, calls: Any, path: Path) -> pd.DataFrame:
+        write_genotypes(dl.open_genotypes(self.source(calls)), path, memory=10**8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            var = ad.read_zarr(path).var
+        pd.testing.assert_frame_equal(dl.open_genotypes(path).var(), var)
+        assert list(var.index) == [f"v{i}" for i in range(calls.shape[1])]
+        assert list(var["chrom"]) == ["1"] * calls.shape[1]
+        assert list(var["counted"]) == ["unknown"] * calls.shape[1]
+        np.testing.assert_allclose(var["missing_rate"], (calls < 0).mean(0), rtol=1e-5, atol=1e-7)
+        return var
+
+    def test_what_was_counted_is_counted_anew(self, tmp_path: Path) -> None:
+        calls = random_calls((9, 50))
+        var = self.written(calls, tmp_path / "g.zarr")
+        there = calls >= 0
+        np.testing.assert_allclose(var["counted_freq"], (calls * there).sum(0) / there.sum(0) / 2, rtol=1e-6)
+        assert sorted(var.columns[-2:]) == ["counted_freq", "missing_rate"]
+        assert sorted(var.columns) == ["chrom", "counted", "counted_freq", "missing_rate"]
+
+    def test_a_frequency_that_cannot_be_counted_stays(self, tmp_path: Path) -> None:
+        calls = random_calls((9, 50))
+        calls[8, 7] = 4
+        var = self.written(calls, tmp_path / "g.zarr")
+        np.testing.assert_array_equal(var["counted_freq"], np.linspace(0.25, 0.5, 50))
+        assert sorted(var.columns[-2:]) == ["counted_freq", "missing_rate"]
+
+    @pytest.mark.parametrize("largest", [2, 4])
+    def test_its_chunks_of_zeros_are_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+        """As if the table were written while the arrays of the rows are opened by zarrs, which would leave them out."""
+
+        @contextmanager
+        def slowly(*nodes: Any) -> Iterator[None]:
+            with local_pipeline(*nodes):
+                time.sleep(0.2)
+                yield
+
+        monkeypatch.setattr("donorloader.genotypes._write_rows.local_pipeline", slowly)
+        calls = random_calls((9, 50))
+        calls[8, 7] = largest
+        self.written(calls, tmp_path / "g.zarr")
+
+    def test_an_error_in_the_rows_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = random_calls((9, 50))
+        calls[8, 7] = 5
+        with pytest.raises(ValueError, match=r"^Calls at two bits are .* some are 5\. .*layout='plain'"):
+            write(calls, tmp_path / "packed.zarr", layout="packed")
+
+        store = dl.open_genotypes(genotypes_of(calls))
+        monkeypatch.setattr(store, "read", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_genotypes(store, tmp_path / "g.zarr", memory=10**8)
+
+    def test_an_error_in_the_table_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(group: Any, key: str, table: Any) -> None:
+            if key == "var":
+                raise OSError("No space left on device")
+            write_table(group, key, table)
+
+        monkeypatch.setattr("donorloader.genotypes._write.write_table", full)
+        with pytest.raises(OSError, match="No space left"):
+            write(random_calls((9, 50)), tmp_path / "g.zarr")
 
 
 @settings(max_examples=12)

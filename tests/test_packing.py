@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from donorloader.genotypes import _unpacking
-from donorloader.genotypes._packing import pack_rows, pack_variants, packed_width
+from donorloader.genotypes._packing import pack_rows, pack_variants, packed_width, turn_packed
 from donorloader.genotypes._unpacking import gather_packed, unpack
 
 if TYPE_CHECKING:
@@ -53,6 +53,44 @@ def test_shapes_at_the_edges_of_the_blocks(shape: tuple[int, int]) -> None:
     pack_variants(np.asfortranarray(calls).T, out)
     np.testing.assert_array_equal(out, pack_rows(calls))
     np.testing.assert_array_equal(unpack(out, slice(0, shape[1])), calls)
+
+
+EDGES = st.sampled_from([1, 3, 4, 5, 31, 32, 33, 64, 65]) | st.integers(1, 140)
+
+
+@settings(max_examples=30)
+@given(n_donors=EDGES, n_variants=EDGES, seed=st.integers(0, 2**31))
+@example(n_donors=33, n_variants=65, seed=0)
+@example(n_donors=65, n_variants=33, seed=0)
+@example(n_donors=32, n_variants=64, seed=0)
+@example(n_donors=31, n_variants=31, seed=0)
+def test_packed_variants_are_turned(n_donors: int, n_variants: int, seed: int) -> None:
+    calls = calls_of((n_donors, n_variants), seed)
+    by_variant = pack_rows(np.ascontiguousarray(calls.T))
+    if n_donors % 4:  # calls past the last donor
+        garbage = np.random.default_rng(seed).integers(0, 256, n_variants, dtype=np.uint8)
+        by_variant[:, -1] |= garbage << np.uint8(2 * (n_donors % 4))
+    given_bytes, expected = by_variant.copy(), pack_rows(calls)
+    # into part of wider rows, whose other bytes stay
+    wide = np.full((n_donors, expected.shape[1] + 5), 0xA5, dtype=np.uint8)
+    turn_packed(by_variant, wide[:, 3:-2], n_donors)
+    np.testing.assert_array_equal(wide[:, 3:-2], expected)
+    assert (wide[:, [0, 1, 2, -2, -1]] == 0xA5).all()
+    np.testing.assert_array_equal(by_variant, given_bytes)
+    # from bytes that do not lie one after the other
+    out = np.empty_like(expected)
+    turn_packed(np.repeat(by_variant, 2, axis=1)[:, ::2], out, n_donors)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("n_donors", "width", "out"), [(5, 1, (5, 3)), (5, 3, (5, 3)), (5, 2, (4, 3)), (5, 2, (5, 2)), (9, 2, (5, 3))]
+)
+def test_packed_variants_of_another_shape(n_donors: int, width: int, out: tuple[int, int]) -> None:
+    place = np.zeros(out, dtype=np.uint8)
+    with pytest.raises(ValueError, match=rf"9 variants and {n_donors} donors"):
+        turn_packed(np.full((9, width), 255, dtype=np.uint8), place, n_donors)
+    assert not place.any()
 
 
 @pytest.mark.parametrize("missing", [-1, -9, -127, -128])
