@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import bags, cells, dense, genotypes, livi, memory, plot, report, sweep, wide
+from benchmarks import bags, cells, dense, genotypes, livi, memory, plot, preparing, report, sweep, wide
 from benchmarks.data import FULL, QUICK, prepare, use_zarrs
 
 ROWS = {
@@ -24,6 +24,7 @@ ROWS = {
     "dense_bags": bags.dense_bags,
     "sweep": sweep.sweep,
     "memory": memory.memory,
+    "prepare": preparing.prepare,
     "huge": genotypes.huge,
 }
 
