@@ -68,10 +68,11 @@ class VczReader(RecordReader):
             names = _texts(group["variant_id"]) if "variant_id" in group else np.full(len(alleles), ".", dtype=object)
             contig = np.asarray(group["variant_contig"][:], dtype=np.int64)
             pos = np.asarray(group["variant_position"][:], dtype=np.int64)
-        if (wrong := np.flatnonzero((contig < 0) | (contig >= contigs.size))).size:
+        wrong = np.flatnonzero((contig < 0) | (contig >= contigs.size))
+        if wrong.size:
             raise ValueError(
-                f"variant_contig numbers the {contigs.size:,} names in contig_id from 0, but {wrong.size:,} variants of "
-                f"{str(path)!r} have other numbers, the first, at position {wrong[0]}, {contig[wrong[0]]}. "
+                f"variant_contig numbers the {contigs.size:,} names in contig_id from 0, but {wrong.size:,} variants "
+                f"of {str(path)!r} have other numbers, the first, at position {wrong[0]}, {contig[wrong[0]]}. "
                 "Write the store again."
             )
         chrom = pd.Categorical.from_codes(contig, contigs)
