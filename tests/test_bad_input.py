@@ -129,6 +129,23 @@ class TestMissingDonors:
         text = message((ValueError, KeyError), lambda: dl.DonorLoader(store.cells(3).path, few))
         assert_says(text, "2", "'d10'", "'d3'", "missing_donors", "drop", "nan")
 
+    def test_drop_says_what_it_leaves_out(self, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+        cells, genotypes = store.cells(3), store.genotypes().source
+        few = genotypes[~genotypes.obs_names.isin(["d3", "d10"])].copy()
+        lacking = np.isin(cells.donor, ["d3", "d10"])
+        with (
+            caplog.at_level("INFO", logger="donorloader"),
+            dl.DonorLoader(cells.path, few, missing_donors="drop") as loader,
+        ):
+            assert loader.n_obs == (~lacking).sum()
+        assert [record.message for record in caplog.records] == [
+            f"missing_donors='drop' leaves out {lacking.sum()} of {lacking.size} cells, which are of 2 donors without "
+            "a row of genotypes: 'd10', 'd3'."
+        ]
+        caplog.clear()
+        with dl.DonorLoader(cells.path, genotypes, missing_donors="drop"):
+            assert not caplog.records
+
     def test_many_are_shortened(self, store: Store) -> None:
         genotypes = store.genotypes().source
         few = genotypes[genotypes.obs_names.isin(["d1"])].copy()

@@ -293,8 +293,17 @@ class TestNothingIsLeftBehind:
             assert time.monotonic() - start < 1
             assert not lanes()
             for iterator in iterators:
-                assert_ended(iterator)
+                with pytest.raises(RuntimeError, match="closed in the middle of a pass: 1 batches of epoch"):
+                    next(iterator)
             loader.close()
+
+    def test_close_after_the_last_batch(self, warm: Callable[..., dl.DonorLoader]) -> None:
+        for prefetch in (0, 2):
+            loader = warm(prefetch=prefetch)
+            iterator = iter(loader)
+            assert sum(1 for _ in iterator) == N_BATCHES
+            loader.close()
+            assert_ended(iterator)
 
     def test_close_closes_files(self, warm: Callable[..., dl.DonorLoader]) -> None:
         """At once, not when the loader is collected."""

@@ -370,7 +370,7 @@ SMALL = {"batch_size": 8, "chunk_size": 4, "preload_nchunks": 8, "prefetch": 0}
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No launcher around the tests."""
-    for variable in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"):
+    for variable in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(variable, raising=False)
     return monkeypatch
 
@@ -588,7 +588,7 @@ class TestLoader:
 
 
 class TestFound:
-    @pytest.mark.parametrize(("rank", "world_size"), [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")])
+    @pytest.mark.parametrize(("rank", "world_size"), [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")])
     def test_in_the_environment(self, store: Store, alone: pytest.MonkeyPatch, rank: str, world_size: str) -> None:
         alone.setenv(rank, "1")
         assert find_ranks(None, None, None, "drop").world_size == 1, "both are needed"
@@ -600,6 +600,12 @@ class TestFound:
         alone.setenv(world_size, "three")
         with pytest.raises(ValueError, match=f"{world_size}='three'"):
             find_ranks(None, None, None, "drop")
+
+    def test_a_batch_script_is_one_process(self, alone: pytest.MonkeyPatch) -> None:
+        """sbatch tells its script how many tasks were asked for; srun alone runs so many."""
+        alone.setenv("SLURM_PROCID", "0")
+        alone.setenv("SLURM_NTASKS", "4")
+        assert find_ranks(None, None, None, "drop").world_size == 1
 
     def test_torch_distributed_before_the_environment(self, alone: pytest.MonkeyPatch, tmp_path: Path) -> None:
         alone.setenv("RANK", "1")

@@ -81,7 +81,7 @@ def test_a_vcf_that_ends_within_a_record_of_bgzf(tmp_path: Path) -> None:
         read_all(path)
 
 
-@pytest.mark.parametrize("damage", ["missing", "length", "chunk", "empty"])
+@pytest.mark.parametrize("damage", ["missing", "length", "chunk", "empty", "contig -1", "contig 99"])
 def test_damaged_vcz(tmp_path: Path, damage: str) -> None:
     path = write_vcz(PANEL, tmp_path, 3, leave_out=["call_genotype"] if damage == "missing" else [])
     says = "lacks call_genotype"
@@ -94,6 +94,12 @@ def test_damaged_vcz(tmp_path: Path, damage: str) -> None:
         chunk = next(file for file in (path / "call_genotype" / "c").rglob("*") if file.is_file())
         chunk.write_bytes(b"nonsense")
         says = "cannot be read as VCF Zarr"
+    elif damage.startswith("contig"):
+        import zarr
+
+        number = int(damage.split()[1])
+        zarr.open_group(str(path))["variant_contig"][3] = number
+        says = rf"1 variants of .* have other numbers, the first, at position 3, {number}\."
     elif damage == "empty":
         path = tmp_path / "empty.vcz"
         path.mkdir()

@@ -135,7 +135,7 @@ class Engine:
     def close(self) -> None:
         """End all passes."""
         for pass_ in list(self._passes):
-            pass_.close()
+            pass_.cut_short()
 
     def _joined(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[dict[str, Any]]:
         """The batches of one pass: lanes → join → device."""

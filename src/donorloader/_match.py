@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["DonorMatch", "match_donors"]
+
+_log = logging.getLogger("donorloader")
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def match_donors(
         If no donor has a row, or some have none and the policy is ``"error"``.
     """
     used = np.unique(codes if keep is None else codes[keep])
-    rows = None
+    rows, dropped = None, used[:0]
     if store_ids is not None:
         row_of = {donor: row for row, donor in enumerate(store_ids)}
         rows = np.asarray([row_of.get(ids[code], -1) for code in used], dtype=np.int64)
@@ -80,10 +83,19 @@ def match_donors(
                 "missing_donors='nan' for rows of NaN, or correct the ids."
             )
         if missing_donors == "drop":
-            used, rows = used[~absent], rows[~absent]
+            dropped, used, rows = used[absent], used[~absent], rows[~absent]
     table = np.full(ids.size, -1, dtype=np.int64)
     table[used] = np.arange(used.size)
     new_codes = table[codes]
     if keep is not None:
         new_codes[~keep] = -1
+    if dropped.size:
+        before = codes.size if keep is None else int(keep.sum())
+        _log.info(
+            "missing_donors='drop' leaves out %s of %s cells, which are of %s donors without a row of genotypes: %s.",
+            f"{before - int((new_codes >= 0).sum()):,}",
+            f"{before:,}",
+            f"{dropped.size:,}",
+            shorten(ids[dropped]),
+        )
     return DonorMatch(ids[used], new_codes, rows)

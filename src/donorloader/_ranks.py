@@ -11,8 +11,9 @@ import torch
 
 __all__ = ["Ranks", "find_ranks"]
 
-# What torchrun and SLURM's srun tell each process: its number, and how many there are.
-_VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+# What torchrun and SLURM's srun tell each process: its number, and how many there are. SLURM_NTASKS would not do: it is
+# what a job asked for, and a script that sbatch runs has it too, though it is one process.
+_VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
 
 
 @dataclass(frozen=True)

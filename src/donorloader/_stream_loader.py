@@ -256,7 +256,10 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         return pd.DataFrame.from_dict(self._engine.seconds, orient="index", columns=["work", "blocked", "waited_for"])
 
     def close(self) -> None:
-        """End all passes and their threads, and close the files that this loader opened. Safe to call again."""
+        """End all passes and their threads, and close the files that this loader opened. Safe to call again.
+
+        A loop that asks a pass for another batch then gets a `RuntimeError`: it has not seen all of them.
+        """
         self._closed = True
         self._engine.close()
         self._tables.close()

@@ -74,8 +74,9 @@ class DonorLoader(StreamLoader):
     cells_query
         Condition on columns of ``obs``, as :meth:`pandas.DataFrame.query` takes it, e.g. ``"cell_type == 'B'"``.
     missing_donors
-        What to do about donors that have cells but no row of genotypes: ``"error"``, ``"drop"`` their cells, or give
-        them rows of ``"nan"``, with `donor_features` in floating point.
+        What to do about donors that have cells but no row of genotypes: ``"error"``, ``"drop"`` their cells (a line of
+        the logger ``donorloader`` says how many), or give them rows of ``"nan"``, with `donor_features` in floating
+        point.
     donor_rows
         Which rows a batch brings: those of its own donors (``"batch"``), or one table with those of all donors of its
         load request, shared by the batches of that request (``"window"``), which spares a copy where genotypes are
@@ -112,7 +113,7 @@ class DonorLoader(StreamLoader):
     rank, world_size
         This process among those that share each epoch: every rank takes other cells, in as many batches. Default: those
         of ``torch.distributed`` if it is initialised, else of the environment (``RANK`` and ``WORLD_SIZE`` as torchrun
-        sets them, ``SLURM_PROCID`` and ``SLURM_NTASKS``), else one rank.
+        sets them, ``SLURM_PROCID`` and ``SLURM_STEP_NUM_TASKS`` as srun does), else one rank.
     num_canonical_shards
         Numbers of ranks that divide it have the same cells at each step, and resume each other's states. Default: 64
         (or a multiple of `world_size` near it), and 16 or more for small data. On one rank, the order is the ordinary

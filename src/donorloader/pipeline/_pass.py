@@ -62,6 +62,7 @@ class Pass:
         self._lock = threading.Lock()
         self.record = PassRecord(conveyor.epoch, skipped)
         self._batches = batches
+        self._cut_short = False
         self._finalizer = weakref.finalize(self, conveyor.stop)
         self._finalizer.atexit = False  # the conveyor sees to the exit itself, in the right order
 
@@ -79,6 +80,11 @@ class Pass:
             if not self._conveyor.stopped:
                 self.record.finished = True
             self.close()
+            if self._cut_short and not self.record.finished:
+                raise RuntimeError(
+                    f"The loader was closed in the middle of a pass: {self.record.delivered:,} batches of epoch "
+                    f"{self.record.epoch} were delivered, and the others will not come. Close it after the loop."
+                ) from None
             raise
         except BaseException:  # also KeyboardInterrupt: whatever ends the loop ends the lanes
             self.close()
@@ -87,6 +93,11 @@ class Pass:
     def close(self) -> None:
         """End the pass and its threads; harmless if it has ended."""
         self._finalizer()
+
+    def cut_short(self) -> None:
+        """End the pass, and let whoever asks it for another batch know that it was not complete."""
+        self._cut_short = True
+        self.close()
 
     @property
     def seconds(self) -> dict[str, dict[str, float]]:

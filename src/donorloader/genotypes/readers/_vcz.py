@@ -66,8 +66,16 @@ class VczReader(RecordReader):
             contigs = _texts(group["contig_id"])
             alleles = _texts(group["variant_allele"])
             names = _texts(group["variant_id"]) if "variant_id" in group else np.full(len(alleles), ".", dtype=object)
-            chrom = pd.Categorical.from_codes(np.asarray(group["variant_contig"][:], dtype=np.int64), contigs)
+            contig = np.asarray(group["variant_contig"][:], dtype=np.int64)
             pos = np.asarray(group["variant_position"][:], dtype=np.int64)
+        wrong = np.flatnonzero((contig < 0) | (contig >= contigs.size))
+        if wrong.size:
+            raise ValueError(
+                f"variant_contig numbers the {contigs.size:,} names in contig_id from 0, but {wrong.size:,} variants "
+                f"of {str(path)!r} have other numbers, the first, at position {wrong[0]}, {contig[wrong[0]]}. "
+                "Write the store again."
+            )
+        chrom = pd.Categorical.from_codes(contig, contigs)
         self.ids = check_ids(ids, path)
         n_records = self._calls.shape[0]
         if self._calls.shape[1] != ids.size or {len(alleles), len(names), len(pos), len(chrom)} != {n_records}:
