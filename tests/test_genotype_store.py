@@ -124,6 +124,18 @@ def test_shards_of_zeros_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         np.testing.assert_array_equal(ad.read_zarr(tmp_path / "g.zarr").X, calls)
 
 
+@pytest.mark.parametrize("layout", ["packed", "both"])
+def test_zarrs_chosen_by_the_user(tmp_path: Path, layout: Any) -> None:
+    """As annbatch recommends. It leaves out chunks of zeros, in tables and rows alike."""
+    calls = np.zeros((9, 50), dtype=np.int8)
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        write(calls, tmp_path / "g.zarr", layout=layout)
+        assert zarr.config.get("codec_pipeline.path") == "zarrs.ZarrsCodecPipeline"
+        store = dl.open_genotypes(tmp_path / "g.zarr")
+        np.testing.assert_array_equal(store.read(np.arange(9), slice(0, 50)), calls)
+        assert (store.var()["counted_freq"] == 0).all()
+
+
 class TestVariantsAreWrittenBesideTheRows:
     def source(self, calls: Any) -> ad.AnnData:
         """Genotypes that were counted before, otherwise, in columns that are not the last."""

@@ -13,7 +13,7 @@ from zarr.storage import LocalStore
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["local_pipeline", "open_group"]
+__all__ = ["complete_pipeline", "local_pipeline", "open_group"]
 
 _ZARRS = "zarrs.ZarrsCodecPipeline"
 _DEFAULT = "zarr.core.codec_pipeline.BatchedCodecPipeline"
@@ -44,6 +44,17 @@ def local_pipeline(*nodes: Any) -> Iterator[None]:
             return
         with zarr.config.set({"codec_pipeline.path": _ZARRS}):
             yield
+
+
+@contextmanager
+def complete_pipeline() -> Iterator[None]:
+    """Bind arrays that are made inside to zarr's own pipeline, whatever is chosen elsewhere.
+
+    zarrs leaves out chunks of zeros, also where an array says that empty chunks are to be written. What is known to be
+    whole by its files has to be written by zarr.
+    """
+    with _lock, zarr.config.set({"codec_pipeline.path": _DEFAULT}):
+        yield
 
 
 def _refuse_fork() -> None:

@@ -10,6 +10,8 @@ import anndata as ad
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
+from donorloader._zarr import complete_pipeline
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -22,7 +24,8 @@ _REMEDY = "Copy the store again, or prepare the study again."
 
 def write_table(group: zarr.Group, key: str, table: Any) -> None:
     """Write a table, a column of one, or an AnnData of tables as anndata does, with checksums and all chunks."""
-    with zarr.config.set({"array.write_empty_chunks": True}):  # so that a chunk that is not there is known to be lost
+    # all chunks, so that one that is not there is known to be lost
+    with complete_pipeline(), zarr.config.set({"array.write_empty_chunks": True}):
         ad.io.write_elem(group, key, table, dataset_kwargs={"compressors": [ZstdCodec(level=0), Crc32cCodec()]})
 
 

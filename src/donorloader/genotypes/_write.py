@@ -136,8 +136,6 @@ def write_genotypes(
     counted = {name: var.pop(name).to_numpy() for name in (FREQUENCY, _MISSING_RATE) if name in var}
     with warnings.catch_warnings(), ThreadPoolExecutor(1, thread_name_prefix="donorloader-variants") as pool:
         warnings.filterwarnings("ignore", message="Variable names are not unique")  # the report says so
-        # Before the table is begun: an array is bound to the pipeline that is set while it is made, on whatever thread,
-        # and zarrs, set for these, would leave out the chunks of the table's arrays that are all zeros.
         arrays, dtype = _make_arrays(source, group, rows, block_rows, pack, layout, dosage_type)
         # texts keep one core busy, and rows another
         table = pool.submit(write_table, group, "var", var)
@@ -228,6 +226,8 @@ def _write_rows(
     pack = isinstance(arrays[0], PackedArray)
     packed = getattr(source, "packed", None) if pack and len(arrays) == 1 else None
     counts = CallCounts(source.n_variants)
+    if packed is not None:
+        block_rows = arrays[0].shard  # a quarter of the bytes, and none are held for the next shard
     for start in range(0, len(rows), block_rows):
         chosen = rows[start : start + block_rows]
         if packed is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from donorloader._zarr import local_pipeline
+from donorloader._zarr import complete_pipeline, local_pipeline
 
 from ._packed import CALLS_KEY, DOSAGE_MISSING, DOSAGE_STEPS, DOSAGES_KEY, packed_attributes
 from ._packing import pack_rows, packed_width
@@ -22,7 +22,7 @@ __all__ = ["CallCounts", "DosageArray", "PackedArray", "PlainArray", "StoredArra
 # Target sizes of one chunk and of one shard, in bytes before compression. A chunk is what one row costs to read, so it
 # is small; a shard is one file, so it is large.
 _CHUNK_BYTES = 128 * 2**10
-_SHARD_BYTES = 64 * 2**20
+_SHARD_BYTES = 32 * 2**20
 
 
 class StoredArray:
@@ -40,6 +40,11 @@ class StoredArray:
         Rows of a shard.
     attributes
         Of the array.
+
+    Attributes
+    ----------
+    shard
+        Rows that are written at a time.
     """
 
     def __init__(
@@ -54,23 +59,24 @@ class StoredArray:
     ):
         dtype = np.dtype(dtype)
         chunk = max(1, min(shard, _CHUNK_BYTES // (shape[1] * dtype.itemsize)))
-        self._shard = shard = shard // chunk * chunk
-        self._array = group.create_array(
-            key,
-            shape=shape,
-            chunks=(chunk, shape[1]),
-            shards=(shard, shape[1]),
-            dtype=dtype,
-            compressors=[
-                BloscCodec(cname="lz4", clevel=5, shuffle="noshuffle" if dtype == np.uint8 else "bitshuffle"),
-                Crc32cCodec(),
-            ],
-            fill_value=0,
-            attributes=attributes,
-            overwrite=True,
-            config={"write_empty_chunks": True},  # so that a chunk that is not there is known to be lost
-        )
-        with local_pipeline(group):  # an array that is opened again, or it stays bound to zarr's pipeline
+        self.shard = shard = shard // chunk * chunk
+        with complete_pipeline():
+            self._array = group.create_array(
+                key,
+                shape=shape,
+                chunks=(chunk, shape[1]),
+                shards=(shard, shape[1]),
+                dtype=dtype,
+                compressors=[
+                    BloscCodec(cname="lz4", clevel=5, shuffle="noshuffle" if dtype == np.uint8 else "bitshuffle"),
+                    Crc32cCodec(),
+                ],
+                fill_value=0,
+                attributes=attributes,
+                overwrite=True,
+                config={"write_empty_chunks": True},  # so that a chunk that is not there is known to be lost
+            )
+        with local_pipeline(group):  # opened again, as an array stays bound to its pipeline
             self._quick: Any = group[key]
         self._held: list[NDArray[Any]] = []
         self._next = 0
@@ -78,11 +84,11 @@ class StoredArray:
     def write(self, block: NDArray[Any]) -> None:
         """Add rows, encoded; they are written as soon as they fill a shard."""
         self._held.append(block)
-        if sum(map(len, self._held)) >= self._shard:
+        if sum(map(len, self._held)) >= self.shard:
             rows = np.concatenate(self._held) if len(self._held) > 1 else self._held[0]
-            whole = len(rows) // self._shard * self._shard
-            for first in range(0, whole, self._shard):
-                self._put(rows[first : first + self._shard])
+            whole = len(rows) // self.shard * self.shard
+            for first in range(0, whole, self.shard):
+                self._put(rows[first : first + self.shard])
             self._held = [rows[whole:].copy()] if whole < len(rows) else []
 
     def finish(self) -> None:
@@ -96,7 +102,7 @@ class StoredArray:
         raise NotImplementedError
 
     def _put(self, rows: NDArray[Any]) -> None:
-        # zarrs leaves out a shard of zeros, whatever the array says of empty chunks
+        # zarrs is faster, but leaves out a shard of zeros
         array = self._quick if any(row.any() for row in rows) else self._array
         array[self._next : self._next + len(rows)] = rows
         self._next += len(rows)
@@ -186,5 +192,5 @@ class CallCounts:
 
 
 def shard_rows(n_donors: int, row_bytes: int, most: int) -> int:
-    """Rows of a shard: near 64 MB, within what fits the memory at once."""
+    """Rows of a shard: near 32 MB, within what fits the memory at once."""
     return max(1, min(_SHARD_BYTES // row_bytes, n_donors, most))
