@@ -22,7 +22,7 @@ __all__ = ["CallCounts", "DosageArray", "PackedArray", "PlainArray", "StoredArra
 # Target sizes of one chunk and of one shard, in bytes before compression. A chunk is what one row costs to read, so it
 # is small; a shard is one file, so it is large.
 _CHUNK_BYTES = 128 * 2**10
-_SHARD_BYTES = 32 * 2**20
+_SHARD_BYTES = 12 * 2**20
 
 
 class StoredArray:
@@ -192,5 +192,5 @@ class CallCounts:
 
 
 def shard_rows(n_donors: int, row_bytes: int, most: int) -> int:
-    """Rows of a shard: near 32 MB, within what fits the memory at once."""
+    """Rows of a shard: near 12 MB, within what fits the memory at once."""
     return max(1, min(_SHARD_BYTES // row_bytes, n_donors, most))
