@@ -35,15 +35,10 @@ HUGE_MEMORY = "400MB"
 
 def gather(data: Data, rounds: int) -> Iterator[Result]:
     """640 of 1,000 donors × 100,000 variants to int8: from packed rows, and by numpy from a matrix of int8."""
-    rng = np.random.default_rng(0)
-    calls = rng.integers(0, 3, (DONORS, VARIANTS), dtype=np.int8)
-    packed, out = pack_rows(calls), np.empty((ROWS, VARIANTS), dtype=np.int8)
-    rows, values = np.sort(rng.choice(DONORS, ROWS, replace=False)), np.array([0, 1, 2, -1], dtype=np.int8)
+    by_kernel, by_numpy = gathers()
     ways: dict[str, Callable[[], object]] = {
-        "gathering 640 of 1,000 donors × 100,000 variants to int8, packed": lambda: gather_packed(
-            packed, rows, slice(0, VARIANTS), values, out
-        ),
-        "numpy's take from a matrix of int8": lambda: np.take(calls, rows, axis=0, out=out, mode="clip"),
+        "gathering 640 of 1,000 donors × 100,000 variants to int8, packed": by_kernel,
+        "numpy's take from a matrix of int8": by_numpy,
     }
     # in turns of six, the first of each not counted: the lines that one way leaves changed in the caches are written to
     # memory at the cost of what comes next
@@ -68,6 +63,18 @@ def gather(data: Data, rounds: int) -> Iterator[Result]:
         high=max(by_round),
         bar=2.0,
         of="rows/s",
+    )
+
+
+def gathers() -> tuple[Callable[[], object], Callable[[], object]]:
+    """What gathers random rows: from packed ones, and by numpy from a matrix of int8; both into the same array."""
+    rng = np.random.default_rng(0)
+    calls = rng.integers(0, 3, (DONORS, VARIANTS), dtype=np.int8)
+    packed, out = pack_rows(calls), np.empty((ROWS, VARIANTS), dtype=np.int8)
+    rows, values = np.sort(rng.choice(DONORS, ROWS, replace=False)), np.array([0, 1, 2, -1], dtype=np.int8)
+    return (
+        lambda: gather_packed(packed, rows, slice(0, VARIANTS), values, out),
+        lambda: np.take(calls, rows, axis=0, out=out, mode="clip"),
     )
 
 

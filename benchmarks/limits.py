@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from statistics import median
 from typing import TYPE_CHECKING
@@ -11,10 +10,10 @@ import numpy as np
 
 from benchmarks import baselines, ours
 from benchmarks.cells import VARIANTS
+from benchmarks.genotypes import gathers
 from benchmarks.measure import Result, Stream, one_pass
+from benchmarks.report import usable_cores
 from donorloader.cells import fill_dense
-from donorloader.genotypes._packing import pack_rows
-from donorloader.genotypes._unpacking import gather_packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
     from benchmarks.data import Data
 
-WIDE = 100_000
-
 
 def limits(data: Data, rounds: int) -> Iterator[Result]:
     """Speeds against the most that the cores can do.
@@ -32,23 +29,18 @@ def limits(data: Data, rounds: int) -> Iterator[Result]:
     What has to be done: annbatch's own work for these cells, by the processor time of a pass, and for each batch the
     one kernel that donorloader adds, timed alone. At best, all cores do nothing else, all the time.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     cells = baselines.annbatch_alone(data, to=None)
     batch = next(iter(cells))["X"]
     dense = np.empty(batch.shape, dtype=np.float32)
-    calls = np.random.default_rng(0).integers(0, 3, (data.size.donors, WIDE), dtype=np.int8)
-    packed, rows = pack_rows(calls), np.arange(0, data.size.donors, 1.5625).astype(np.int64)  # 640 of 1,000
-    out, values = np.empty((rows.size, WIDE), dtype=np.int8), np.array([0, 1, 2, -1], dtype=np.int8)
-    del calls
+    gather, _ = gathers()
     kernels: dict[str, Callable[[], object]] = {
         "dense float32 X, 3,000 variants": lambda: fill_dense(batch.data, batch.indices, batch.indptr, dense),
-        "100,000 variants, rows of the batch's donors": lambda: gather_packed(
-            packed, rows, slice(0, WIDE), values, out
-        ),
+        "100,000 variants, rows of the batch's donors": gather,
     }
     loaders = (
         ours.joined(data, data.genotypes_rows, variants=VARIANTS, densify=True),
-        ours.joined(data, data.genotypes_rows, variants=slice(WIDE)),
+        ours.joined(data, data.genotypes_rows),
     )
     for (name, kernel), loader in zip(kernels.items(), loaders, strict=True):
         with loader:

@@ -31,14 +31,18 @@ PACKAGES = ("annbatch", "anndata", "zarr", "zarrs", "torch", "numpy", "scipy", "
 
 def machine() -> dict[str, Any]:
     """What the figures depend on, besides the code."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "cores": cores,
+        "cores": usable_cores(),
         "cpu": _cpu_name(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": {"donorloader": dl.__version__} | {name: version(name) for name in PACKAGES},
     }
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Neighbours:

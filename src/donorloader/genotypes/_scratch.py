@@ -59,13 +59,13 @@ class Scratch:
         if self.packed:
             first = start // PER_BYTE
             place = self.array[:, first : first + packed_width(len(values))]
-            try:
-                if packed:
-                    turn_packed(values, place, len(place))
-                else:
+            if packed:
+                turn_packed(values, place, len(place))
+            else:
+                try:
                     pack_variants(values, place)
-            except ValueError as error:
-                raise MoreThanTwoCopiesError from error
+                except ValueError as error:
+                    raise MoreThanTwoCopiesError from error
         else:
             place = self.array[:, start : start + len(values)]
             place[:] = values.T

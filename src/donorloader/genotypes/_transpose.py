@@ -181,7 +181,8 @@ class _Turn:
     def __init__(self, reader: VariantReader, samples: NDArray[np.int64], selection: Selection, memory: int) -> None:
         self.reader, self.samples = reader, samples
         self.filter = Filter(selection)
-        self.packed = isinstance(reader, PackedReader) and self.filter.idle and samples.size == len(reader.ids)
+        everything = self.filter.idle and samples.size == len(reader.ids)
+        self._packed = reader if everything and isinstance(reader, PackedReader) else None
         row_bytes = samples.size * reader.dtype.itemsize
         granted = int(_BLOCK_PART * memory)
         if granted < PER_BYTE * row_bytes:
@@ -191,8 +192,8 @@ class _Turn:
                 "Give more memory."
             )
         fitting = max(PER_BYTE, min(_BLOCK_BYTES, granted // max(1, reader.parallel)) // row_bytes)
-        step = math.lcm(reader.granule, PER_BYTE)
-        step = step if step <= fitting else PER_BYTE
+        # whole bytes of what the file keeps together; where these do not fit, what fits
+        step = next(n for n in (math.lcm(reader.granule, PER_BYTE), reader.granule, PER_BYTE) if n <= fitting)
         self.block_variants = fitting // step * step
 
     def run(
@@ -242,6 +243,6 @@ class _Turn:
 
     def _read(self, variants: NDArray[np.int64]) -> VariantBlock:
         first, stop = int(variants[0]), int(variants[-1]) + 1
-        if self.packed and stop - first == variants.size:
-            return self.reader.read_packed(first, stop)  # type: ignore[attr-defined] # it is a PackedReader
+        if self._packed is not None and stop - first == variants.size:
+            return self._packed.read_packed(first, stop)
         return self.reader.read_block(variants, self.samples)

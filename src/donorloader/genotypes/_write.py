@@ -144,7 +144,6 @@ def write_genotypes(
         except _TooLarge as error:
             if layout is not None:
                 raise ValueError(f"{error} They cannot be packed: use layout='plain'.") from None
-            table.result()
             del group[f"obsm/{CALLS_KEY}"]
             arrays, dtype = _make_arrays(source, group, rows, block_rows, False, layout, dosage_type)
             counts = _write_rows(source, arrays, rows, block_rows, None)  # on_rows knows of these rows

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from donorloader.genotypes._packing import packed_width
+
 from ._plink_tables import check_id_by, read_bim, read_donors
 from ._reader import VariantBlock, variant_table
 
@@ -106,7 +108,7 @@ class BedReader:
         """
         if self._bed is None:
             raise ValueError(f"{str(self.path)!r} is closed: open it again.")
-        width = -(-len(self.ids) // 4)
+        width = packed_width(len(self.ids))
         shape = (stop - start, width)
         calls = np.fromfile(self.path, dtype=np.uint8, count=shape[0] * width, offset=_HEADER_BYTES + start * width)
         if calls.size != shape[0] * width:
@@ -145,7 +147,7 @@ def _check_bed(path: Path, n_donors: int, n_variants: int) -> None:
             f"{str(path)!r} is not variant-major (its third byte is {mode.hex()!r}, not '01'). "
             "Rewrite it with `plink --bfile … --make-bed`."
         )
-    expected = _HEADER_BYTES + n_variants * -(-n_donors // 4)
+    expected = _HEADER_BYTES + n_variants * packed_width(n_donors)
     if (size := path.stat().st_size) != expected:
         raise ValueError(
             f"A .bed must be as long as its .fam and .bim say: {n_donors:,} donors × {n_variants:,} variants make "
