@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from rich.table import Table
 
 import donorloader as dl
 from benchmarks.measure import Result
+from donorloader._cores import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,11 +38,6 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {"donorloader": dl.__version__} | {name: version(name) for name in PACKAGES},
     }
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Neighbours:

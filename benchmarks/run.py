@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import bags, cells, dense, genotypes, limits, livi, memory, plot, preparing, report, sweep, wide
+from benchmarks import bags, cells, dense, genotypes, livi, memory, plot, preparing, report, sweep, wide
 from benchmarks.data import FULL, QUICK, prepare, use_zarrs
 
 ROWS = {
@@ -19,7 +19,6 @@ ROWS = {
     "gather": genotypes.gather,
     "cache": genotypes.cache,
     "dense": dense.dense,
-    "limits": limits.limits,
     "livi": livi.livi,
     "bags": bags.bags,
     "dense_bags": bags.dense_bags,

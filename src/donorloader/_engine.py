@@ -107,7 +107,9 @@ class Engine:
     def set_sampler(self, sampler: Sampler) -> None:
         """Set the order of passes that are begun from now on."""
         self._sampler = EpochSampler(sampler, seed=self._seed)
-        self._loader = self._source.loader(self._sampler, preload_to_gpu=self._options.preload_to_gpu)
+        self._loader = self._source.loader(
+            self._sampler, preload_to_gpu=self._options.preload_to_gpu, threads=self._options.prefetch != 0
+        )
 
     @property
     def sampler(self) -> EpochSampler:

@@ -14,7 +14,17 @@ from numba.extending import intrinsic
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["LARGE", "WIDTH", "address_of", "copy_past_cache", "finish_writes", "splat", "store_vectors", "vector_of"]
+__all__ = [
+    "LARGE",
+    "WIDTH",
+    "address_of",
+    "copy_bytes",
+    "copy_past_cache",
+    "finish_writes",
+    "splat",
+    "store_vectors",
+    "vector_of",
+]
 
 #: From here on, an array does not stay in the caches anyway until it is read. Unit: bytes.
 LARGE = 8 << 20
@@ -120,6 +130,17 @@ finish_writes: Any = intrinsic(_generate_fence)
 _copy: Any = _generate_copy(past_cache=False)
 _copy_past_cache: Any = _generate_copy(past_cache=True)
 _copy_bytes: Any = intrinsic(_generate_copy_bytes)
+
+
+@numba.njit(nogil=True)
+def copy_bytes(to, source, number):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """Copy a number of bytes between addresses."""
+    if number < WIDTH:
+        _copy_bytes(to, source, number)
+        return
+    _copy(to, source, number // WIDTH)
+    if number % WIDTH:  # a vector over the last bytes, which overlaps those before
+        _copy(to + number - WIDTH, source + number - WIDTH, 1)
 
 
 @numba.njit(nogil=True)

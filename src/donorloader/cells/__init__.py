@@ -1,4 +1,4 @@
-"""How the cell side opens: collection, AnnData, DonorData → annbatch.Loader, donor codes, obs. Knows no genotypes."""
+"""How the cell side opens and is read: collection, AnnData, DonorData → batches, donor codes, obs. No genotypes."""
 
 from ._obs import mask_of, select_cells, words_of
 from ._open import is_donor_data, is_stored_donor_data, open_cells

@@ -27,7 +27,7 @@ __all__ = ["RowReader"]
 
 
 class RowReader:
-    """Read rows of cells, in any order, by annbatch.
+    """Read rows of cells, in any order.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class RowReader:
     def read(self, rows: NDArray[np.int64]) -> CellBatch:
         """The cells of the given rows, X as the source has it: scipy CSR or a numpy array."""
         parts = Parts(rows.size)
-        # one at a time, as annbatch takes the requests from the sampler that the loader was made with
+        # one at a time: requests are taken from the sampler that the loader was made with
         with self._lock, local_pipeline(*self._nodes), closing(iter(self._loader)) as batches:  # type: ignore[type-var]
             self._sampler.requests = read_requests(rows, self._window_cells)
             for batch in batches:

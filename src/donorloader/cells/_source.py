@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 import annbatch
 import anndata as ad
@@ -14,11 +15,13 @@ import zarr
 from pandas.api.types import union_categoricals
 
 from donorloader._ids import as_text, shorten
+from donorloader._zarr import local_pipeline
 
+from ._csr_reader import CsrReader, StoredCsr
 from ._harmonise import categories_as_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from annbatch.abc import Sampler
     from numpy.typing import NDArray
@@ -135,15 +138,38 @@ class CellSource:
             start += dataset.n_obs
         return total
 
-    def loader(self, sampler: Sampler, *, preload_to_gpu: bool = False) -> annbatch.Loader[Any, Any]:
-        """An annbatch loader of these cells that yields X and each cell's row number."""
+    def loader(
+        self, sampler: Sampler, *, preload_to_gpu: bool = False, threads: bool = True
+    ) -> Iterable[Mapping[str, Any]]:
+        """Batches of X and each cell's row number, in the order of a sampler, which runs anew for each iteration.
+
+        Parameters
+        ----------
+        sampler
+            Which rows, in what order.
+        preload_to_gpu
+            annbatch keeps load requests on the GPU.
+        threads
+            Whether threads may be started to read with. zarr has its own all the same.
+        """
+        if not preload_to_gpu and self._stored is not None:
+            return CsrReader(self._stored, self.var_names.size, sampler, threads=threads)
         loader: annbatch.Loader[Any, Any] = annbatch.Loader(
             batch_sampler=sampler,
             return_index=True,
             preload_to_gpu=preload_to_gpu,
             to="torch" if preload_to_gpu else None,
         )
-        return loader.add_datasets([d.X for d in self.datasets])
+        return cast("Iterable[Mapping[str, Any]]", loader.add_datasets([d.X for d in self.datasets]))
+
+    @cached_property
+    def _stored(self) -> list[StoredCsr] | None:
+        """The datasets as we read them ourselves, or `None` where annbatch has to."""
+        if not all(isinstance(d.X, ad.abc.CSRDataset) for d in self.datasets):
+            return None
+        with local_pipeline(*self.nodes):
+            stored = [StoredCsr.open(d.X, d.name) for d in self.datasets]
+        return None if any(part is None for part in stored) else cast("list[StoredCsr]", stored)
 
     def var(self) -> pd.DataFrame:
         """Annotation of the genes."""

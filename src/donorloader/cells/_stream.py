@@ -1,4 +1,4 @@
-"""The cell lane's work: batches of cells, read by annbatch, with the row and donor of each cell as it was read."""
+"""The cell lane's work: batches of cells with the row of each, sparse as they are read, or dense."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from donorloader._zarr import local_pipeline
 from ._parts import Parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from annbatch import Loader
     from numpy.typing import NDArray
 
     from donorloader._buffers import BufferPool
@@ -37,7 +36,7 @@ class CellBatch:
     X
         (n_cells, n_genes) scipy CSR or numpy array; a torch tensor where annbatch preloads to the GPU.
     index
-        (n_cells,) int64, the row of each cell, as annbatch says it was read.
+        (n_cells,) int64, the row of each cell, as the reader says it was read.
     """
 
     X: Any
@@ -45,14 +44,14 @@ class CellBatch:
 
 
 def stream_cells(
-    loader: Loader[Any, Any], sampler: EpochSampler, epoch: int, nodes: tuple[Any, ...], *, skip: int = 0
+    loader: Iterable[Mapping[str, Any]], sampler: EpochSampler, epoch: int, nodes: tuple[Any, ...], *, skip: int = 0
 ) -> Iterator[CellBatch]:
-    """Batches of one epoch, as annbatch reads and splits them.
+    """Batches of one epoch.
 
     Parameters
     ----------
     loader
-        An annbatch loader whose sampler is `sampler`.
+        Yields the batches of `sampler`, as `CellSource.loader` makes it.
     sampler
         Armed with `epoch` on the thread that takes the first batch.
     epoch
@@ -152,7 +151,7 @@ def _fill_past_cache(data, indices, indptr, row, out):  # type: ignore[no-untype
 
 
 def _iterate(
-    loader: Loader[Any, Any],
+    loader: Iterable[Mapping[str, Any]],
     sampler: EpochSampler,
     epoch: int,
     nodes: tuple[Any, ...],

@@ -1,4 +1,4 @@
-"""The sampler that annbatch's Loader runs: any sampler, made a function of (seed, epoch)."""
+"""The sampler that cells are read by: any sampler, made a function of (seed, epoch)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class EpochSampler(WrappingSampler):
     def arm(self, epoch: int, plan: deque[RequestPlan], *, skip: int = 0) -> None:
         """Set the epoch of the next pass begun on this thread.
 
-        One annbatch Loader serves every pass, also passes that run side by side on threads of their own, and it calls
+        One reader serves every pass, also passes that run side by side on threads of their own, and it calls
         :meth:`sample` without an epoch; hence the thread-local.
 
         Parameters
