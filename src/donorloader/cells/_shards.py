@@ -105,8 +105,9 @@ class ShardedArray:
         size, total = 16 * self.per_shard, os.fstat(file.fileno()).st_size
         if total < size + 4:
             raise _damaged(file, "it has no room for the index of its chunks")
-        stored = _read(file, 0 if self._index_first else total - size - 4, size + 4)
-        if google_crc32c.value(stored[:size]) != int.from_bytes(stored[size:], "little"):
+        stored = bytearray(size + 4)
+        _read(file, 0 if self._index_first else total - size - 4, memoryview(stored))
+        if google_crc32c.value(bytes(stored[:size])) != int.from_bytes(stored[size:], "little"):
             raise _damaged(file, "the index of its chunks does not match its checksum")
         index = np.frombuffer(stored[:size], dtype="<u8").reshape(self.per_shard, 2)
         there = index[index[:, 0] != _LEFT_OUT]
@@ -122,6 +123,7 @@ class ChunkReader:
         self._array: ShardedArray | None = None
         self._shard = -1
         self._file: FileIO | None = None
+        self._stored = bytearray()
 
     def read(self, array: ShardedArray, first: int, stop: int, out: NDArray[Any]) -> None:
         """Decode chunks that lie in one shard.
@@ -146,13 +148,19 @@ class ChunkReader:
         start = self._shard * array.per_shard
         chunks = array.index(self._shard, file)[first - start : stop - start].tolist()
         begin, size, together = _extent(chunks)
-        data = _read(file, begin, size) if together else b""
+        if len(self._stored) < size:
+            self._stored = bytearray(size)
+        if together:
+            _read(file, begin, memoryview(self._stored)[:size])
         for i, (offset, length) in enumerate(chunks):
             part = out[i * array.chunk : (i + 1) * array.chunk]
             if offset == _LEFT_OUT:
                 part[...] = array.fill_value
                 continue
-            chunk = data[offset - begin : offset - begin + length] if together else _read(file, offset, length)
+            at = offset - begin if together else 0
+            chunk = memoryview(self._stored)[at : at + length]
+            if not together:
+                _read(file, offset, chunk)
             # its header decides how much is read and written, so that is looked at before
             decoded, _, stored = struct.unpack_from("<III", chunk, 4) if length >= 16 else (0, 0, 0)
             if decoded != part.nbytes or stored != length:
@@ -183,15 +191,14 @@ def _extent(chunks: list[list[int]]) -> tuple[int, int, bool]:
     return stored[0][0] if stored else 0, sum(length for _, length in stored), together
 
 
-def _read(file: FileIO, begin: int, size: int) -> bytes:
-    """Part of a file, all of it."""
+def _read(file: FileIO, begin: int, out: memoryview) -> None:
+    """Fill a buffer from a file."""
     file.seek(begin)
-    data = file.read(size) or b""
-    while len(data) < size:  # one call may bring less
-        if not (more := file.read(size - len(data))):
-            raise _damaged(file, f"{size:,} bytes at {begin:,} are not there")
-        data += more
-    return data
+    done = 0
+    while done < len(out):  # one call may bring less
+        if not (number := file.readinto(out[done:])):
+            raise _damaged(file, f"{len(out):,} bytes at {begin:,} are not there")
+        done += number
 
 
 def _damaged(file: FileIO, what: str) -> ValueError:
