@@ -327,7 +327,7 @@ class TestSkippedIsNotRead:
         cells, genotypes = broken
         with dl.DonorLoader(cells, genotypes, genotype_memory=memory, **self.OPTIONS) as loader:
             state = loader.state_dict()
-            with pytest.raises((RuntimeError, ValueError), match="damaged|crc32c|checksum|decod|size"):
+            with pytest.raises((RuntimeError, ValueError), match=r"damaged|crc32c|checksum|decod|size"):
                 next(iter(loader))
             loader.load_state_dict(state | {"batches": 8})
             rest = list(loader)

@@ -78,7 +78,7 @@ class ShardedArray:
                     return None
             case _:
                 return None
-        made = cls(Path(store.root) / array.path, metadata, codec, array.shards[0])  # type: ignore[index] # it has the codec
+        made = cls(Path(store.root).absolute() / array.path, metadata, codec, array.shards[0])  # type: ignore[index] # it has the codec
         numbers = made.dtype.kind in "iuf" and made.dtype.isnative
         # a file that is not there stands for fill values, or is lost: zarr tells, if anyone
         return made if numbers and all(made._path(shard).is_file() for shard in range(made.n_shards)) else None
@@ -148,8 +148,9 @@ class ChunkReader:
         start = self._shard * array.per_shard
         chunks = array.index(self._shard, file)[first - start : stop - start].tolist()
         begin, size, together = _extent(chunks)
-        if len(self._stored) < size:
-            self._stored = bytearray(size)
+        room = size if together else max(length for offset, length in chunks if offset != _LEFT_OUT)
+        if len(self._stored) < room:
+            self._stored = bytearray(room)
         if together:
             _read(file, begin, memoryview(self._stored)[:size])
         for i, (offset, length) in enumerate(chunks):
@@ -167,7 +168,7 @@ class ChunkReader:
                 raise _damaged(file, f"its chunk {first + i - start:,} has not the size that it tells")
             try:
                 numcodecs.blosc.decompress(chunk, part)
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:
                 raise _damaged(file, f"its chunk {first + i - start:,} cannot be decoded ({error})") from error
 
     def close(self) -> None:
