@@ -25,7 +25,6 @@ from zarr.storage import MemoryStore
 
 import donorloader as dl
 from _data import as_numpy
-from donorloader._vectors import copy_bytes
 from donorloader.cells import open_cells
 from donorloader.cells._csr_reader import CsrReader, StoredCsr
 
@@ -435,13 +434,3 @@ def test_more_values_than_32_bits_count(X: sp.csr_matrix, group: Any, monkeypatc
     batch = next(iter(reader([dataset], ALL)))
     assert batch["X"].indices.dtype == batch["X"].indptr.dtype == np.int64
     np.testing.assert_array_equal(batch["X"].toarray(), X[:120].toarray())
-
-
-@given(n=st.integers(0, 300), start=st.integers(0, 70), source_start=st.integers(0, 70))
-def test_copy_bytes(n: int, start: int, source_start: int) -> None:
-    source = np.random.default_rng(n).integers(0, 255, 400, dtype=np.uint8)
-    to = np.full(400, 255, dtype=np.uint8)
-    copy_bytes(to.ctypes.data + start, source.ctypes.data + source_start, n)
-    np.testing.assert_array_equal(to[start : start + n], source[source_start : source_start + n])
-    assert (to[:start] == 255).all()
-    assert (to[start + n :] == 255).all()

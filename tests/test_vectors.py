@@ -1,4 +1,4 @@
-"""Copies past the cache, and dense batches that are made with them: the same bytes as without."""
+"""Copies by address, past the cache or not, and dense batches that are made with them: the bytes they should be."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 import donorloader._vectors as vectors
 import donorloader.cells._stream as _stream
 from donorloader._buffers import BufferPool
-from donorloader._vectors import copy_past_cache
+from donorloader._vectors import copy_bytes, copy_past_cache
 from donorloader.cells import fill_dense, to_dense
 
 
+@pytest.mark.parametrize("copy", [copy_bytes, copy_past_cache])
 @given(n=st.integers(0, 300), start=st.integers(0, 70), source_start=st.integers(0, 70))
-def test_any_place_and_length(n: int, start: int, source_start: int) -> None:
+def test_any_place_and_length(copy: Any, n: int, start: int, source_start: int) -> None:
     source = np.random.default_rng(n).integers(0, 255, 400, dtype=np.uint8)
     to = np.full(400, 255, dtype=np.uint8)
-    copy_past_cache(to.ctypes.data + start, source.ctypes.data + source_start, n)
+    copy(to.ctypes.data + start, source.ctypes.data + source_start, n)
     np.testing.assert_array_equal(to[start : start + n], source[source_start : source_start + n])
     assert (to[:start] == 255).all()
     assert (to[start + n :] == 255).all()
