@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
 import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +28,11 @@ from zarr.storage import MemoryStore
 
 import donorloader as dl
 from _data import as_numpy
+from _faults import wait_until
+from donorloader._buffers import BufferPool
 from donorloader.cells import open_cells
 from donorloader.cells._csr_reader import CsrReader, StoredCsr
+from donorloader.cells._place import Placing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +111,8 @@ def write(
 def reader(parts: list[ad.abc.CSRDataset], *requests: Any, threads: bool = True) -> CsrReader:
     stored = [StoredCsr.open(part, f"dataset_{i}") for i, part in enumerate(parts)]
     assert all(stored)
-    return CsrReader(stored, parts[0].shape[1], Requests(*requests), threads=threads)  # type: ignore[arg-type]
+    pool = BufferPool(keep=4)
+    return CsrReader(stored, parts[0].shape[1], Requests(*requests), pool=pool, threads=threads)  # type: ignore[arg-type]
 
 
 def assert_same(batch: Any, X: sp.csr_matrix, rows: np.ndarray) -> None:
@@ -246,6 +253,38 @@ class TestLayouts:
             assert StoredCsr.open(dataset, "x") is None
             assert self.through_a_loader(dataset)
 
+    def test_shards_of_several_sizes(self, X: sp.csr_matrix, group: Any) -> None:
+        group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": list(X.shape)})
+        fill = np.zeros(-X.nnz % 16, dtype=np.float32)  # values of no row
+        shards = [[32, 64, X.nnz + fill.size - 112, 16]]
+        with zarr.config.set({"array.rectilinear_chunks": True}):
+            for name, values in (
+                ("data", np.append(X.data, fill)),
+                ("indices", np.append(X.indices, fill).astype("uint16")),
+            ):
+                options = {"dtype": values.dtype, "chunks": (16,), "shards": shards, "compressors": CODECS["lz4"]}
+                group.create_array(name, shape=values.shape, **options)[:] = values
+            group.create_array("indptr", data=X.indptr.astype("int64"))
+            dataset = ad.io.sparse_dataset(group)
+            assert StoredCsr.open(dataset, "x") is None
+            assert self.through_a_loader(dataset)
+
+    def test_a_store_that_is_written_again(self, X: sp.csr_matrix, group: Any) -> None:
+        """Between two epochs: what is known of the files is not that of others."""
+        dataset = write(group, X)
+        opened = reader([dataset], ALL)
+        assert_same(next(iter(opened)), X, np.arange(120))
+        X.data = np.random.default_rng(0).random(X.nnz, dtype=np.float32) + 1
+        group["data"][:] = X.data
+        assert_same(next(iter(opened)), X, np.arange(120))
+
+    def test_splits_of_nothing(self, X: sp.csr_matrix, group: Any) -> None:
+        dataset = write(group, X)
+        request = {"requests": [slice(0, 20)], "splits": [np.arange(5), [], np.arange(5, 20)]}
+        batches = list(reader([dataset], request, {"requests": [slice(0, 20)], "splits": []}))
+        assert [batch["index"].size for batch in batches] == [5, 0, 15]
+        assert_same(batches[2], X, np.arange(5, 20))
+
     def test_other_places(self, X: sp.csr_matrix) -> None:
         dataset = write(zarr.open_group(MemoryStore(), mode="w", zarr_format=3), X)
         assert StoredCsr.open(dataset, "x") is None
@@ -342,7 +381,7 @@ class TestDamage:
         opened = reader([dataset], ALL)
         list(opened)
         shard(group, "data", 1).write_bytes(b"short")
-        with pytest.raises(ValueError, match=r"data/c/1' is damaged: .* are not there"):
+        with pytest.raises(ValueError, match=r"data/c/1' is damaged: it has no room"):
             list(opened)
         shard(group, "data", 1).unlink()
         with pytest.raises(FileNotFoundError, match=r"data/c/1"):
@@ -367,6 +406,24 @@ class TestDamage:
         group["indptr"][:] = indptr
         with pytest.raises(ValueError, match=r"X of x is damaged: its rows must lie one behind the other"):
             StoredCsr.open(dataset, "x")
+
+    @pytest.mark.parametrize("change", [-3, -200, 3])
+    def test_an_indptr_of_another_length(self, X: sp.csr_matrix, group: Any, change: int) -> None:
+        """All rows of datasets behind it would be others, under a right number."""
+        dataset = write(group, X)
+        indptr = X.indptr[: X.shape[0] + 1 + change] if change < 0 else np.append(X.indptr, [X.nnz] * change)
+        del group["indptr"]
+        group.create_array("indptr", data=indptr.astype("int64"))
+        with pytest.raises(ValueError, match=r"X of x is damaged: indptr must have a value more than its 200 rows"):
+            StoredCsr.open(dataset, "x")
+
+    def test_a_type_that_scipy_does_not_have(self, X: sp.csr_matrix, group: Any) -> None:
+        dataset = write(group, X)
+        del group["data"]
+        group.create_array("data", data=X.data.astype("float16"))
+        cells = ad.AnnData(dataset, obs=pd.DataFrame({"donor_id": ["a"] * 200}, index=np.arange(200).astype(str)))
+        with pytest.raises(ValueError, match=r"X of the AnnData is float16"):
+            dl.DonorLoader(cells, batch_size=64)
 
     def test_rows_that_do_not_exist(self, X: sp.csr_matrix, group: Any) -> None:
         dataset = write(group, X)
@@ -425,6 +482,54 @@ class TestThreads:
         for data, indices, rows in kept:
             np.testing.assert_array_equal(data, big[rows].data)
             np.testing.assert_array_equal(indices, big[rows].indices)
+
+
+def test_memory_is_held_until_the_last_thread_is_done(
+    X: sp.csr_matrix, group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second interrupt may leave threads behind that still write: not to what somebody else has by then."""
+    monkeypatch.setattr("donorloader.cells._csr_reader.usable_cores", lambda: 2)
+    dataset = write(group, X)
+    wait_for, here, owners = threading.Event(), threading.Event(), []
+    place = Placing.place
+
+    def slow(self: Placing, piece: Any, values: Any) -> None:
+        if "decoding" in threading.current_thread().name:
+            owners.extend(weakref.ref(owner.data) for owner in self.owners)
+            here.set()
+            assert wait_for.wait(20)
+        else:
+            assert here.wait(20)
+        place(self, piece, values)
+
+    class Interrupted(BaseException):
+        pass
+
+    def interrupted(_: Any) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(Placing, "place", slow)
+    monkeypatch.setattr("donorloader.cells._csr_reader.wait", interrupted)
+    monkeypatch.setattr(ThreadPoolExecutor, "__exit__", lambda *_: None)
+    with pytest.raises(Interrupted):
+        next(iter(reader([dataset], ALL)))
+    gc.collect()
+    assert owners
+    assert all(owner() is not None for owner in owners)
+    wait_for.set()
+    assert wait_until(lambda: (gc.collect(), all(owner() is None for owner in owners))[1], 5)
+
+
+@pytest.mark.parametrize("bytes_kept", [0, 10 << 20])
+def test_what_is_kept_is_bounded_and_released(store: Store, bytes_kept: int) -> None:
+    pool = BufferPool(keep=8, keep_bytes=bytes_kept)
+    arrays = [pool.empty((3 << 20,), np.uint8) for _ in range(8)]
+    arrays.clear()
+    held = pool._held()
+    assert held <= bytes_kept
+    assert held > 0 or not bytes_kept
+    pool.clear()
+    assert pool._held() == 0
 
 
 def test_more_values_than_32_bits_count(X: sp.csr_matrix, group: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,10 +44,12 @@ class BufferPool:
     ----------
     keep
         Number of free buffers to hold at the most; further ones are released. Unit: buffers.
+    keep_bytes
+        What free buffers may take together. Default: no limit but their number. Unit: bytes.
     """
 
-    def __init__(self, keep: int = 8):
-        self._keep = keep
+    def __init__(self, keep: int = 8, *, keep_bytes: int | None = None):
+        self._keep, self._most = keep, math.inf if keep_bytes is None else keep_bytes
         self._free: list[NDArray[np.uint8]] = []
         self._lock = threading.Lock()
 
@@ -85,8 +87,16 @@ class BufferPool:
             try:
                 if memory.nbytes > _HUGE:
                     return
-                if len(self._free) >= self._keep:
-                    self._free.pop(0)
                 self._free.append(memory)
+                while len(self._free) > self._keep or self._held() > self._most:
+                    self._free.pop(0)
             finally:
                 self._lock.release()
+
+    def clear(self) -> None:
+        """Release all free buffers. Those on loan come back later."""
+        with self._lock:
+            self._free.clear()
+
+    def _held(self) -> int:
+        return sum(memory.nbytes for memory in self._free)

@@ -41,6 +41,9 @@ __all__ = ["Engine"]
 # Batches between the lanes and the join; those that are ready wait behind it.
 _HAND_OVER = 2
 
+# Memory of sparse batches that is used again: that of two load requests, unless they are large. Unit: batches; bytes.
+_CELLS_KEPT, _CELL_BYTES_KEPT = 32, 256 << 20
+
 
 class Engine:
     """Runs passes over joined batches.
@@ -81,6 +84,7 @@ class Engine:
         self._room, self._add_fields = room, add_fields
         self._fills_dense = options.densify and source.sparse and not options.preload_to_gpu
         self._seed = seed
+        self._cells_pool = BufferPool(keep=_CELLS_KEPT, keep_bytes=_CELL_BYTES_KEPT)
         self.set_sampler(sampler)
         self._joiner = Joiner(match.codes, match.ids, None if table is None else table.store.ids)
         self._obs = source.obs(options.obs_columns) if options.obs_columns else None
@@ -108,7 +112,10 @@ class Engine:
         """Set the order of passes that are begun from now on."""
         self._sampler = EpochSampler(sampler, seed=self._seed)
         self._loader = self._source.loader(
-            self._sampler, preload_to_gpu=self._options.preload_to_gpu, threads=self._options.prefetch != 0
+            self._sampler,
+            preload_to_gpu=self._options.preload_to_gpu,
+            pool=self._cells_pool,
+            threads=self._options.prefetch != 0,
         )
 
     @property
@@ -135,9 +142,11 @@ class Engine:
         return pass_
 
     def close(self) -> None:
-        """End all passes."""
+        """End all passes, and release what is held for the next one."""
         for pass_ in list(self._passes):
             pass_.cut_short()
+        self._pool.clear()
+        self._cells_pool.clear()
 
     def _joined(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[dict[str, Any]]:
         """The batches of one pass: lanes → join → device."""

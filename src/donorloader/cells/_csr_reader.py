@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 
-from donorloader._buffers import BufferPool
 from donorloader._cores import usable_cores
 from donorloader.samplers import request_rows
 
@@ -26,15 +25,14 @@ if TYPE_CHECKING:
     from annbatch.types import LoadRequest
     from numpy.typing import NDArray
 
+    from donorloader._buffers import BufferPool
+
     from ._place import Piece
 
 __all__ = ["CsrReader", "StoredCsr"]
 
 # Python's lock, which each thread needs between two pieces, keeps more of them from being of use.
 _MOST_THREADS = 8
-
-# Buffers to hold on to: one for each batch of two load requests.
-_KEEP = 32
 
 # Of the processor's caches. Unit: bytes.
 _LINE = 64
@@ -75,6 +73,11 @@ class StoredCsr:
         if data is None or indices is None or indices.dtype.kind not in "iu":
             return None
         indptr = np.asarray(group["indptr"][:]).astype(np.int64)
+        if indptr.shape != (X.shape[0] + 1,):
+            raise ValueError(
+                f"X of {name} is damaged: indptr must have a value more than its {X.shape[0]:,} rows, but its shape is "
+                f"{indptr.shape}. Prepare it again."
+            )
         size = min(data.size, indices.size)
         if indptr[0] < 0 or indptr[-1] > size or (indptr[1:] < indptr[:-1]).any():
             raise ValueError(
@@ -105,15 +108,19 @@ class CsrReader:
         Columns of each.
     sampler
         Which rows, in what order; it runs anew for each iteration.
+    pool
+        Where batches take their memory from.
     threads
         Decode on all cores, on threads that end with the iteration. `False`: on the caller's alone.
     """
 
-    def __init__(self, parts: Sequence[StoredCsr], n_genes: int, sampler: Sampler, *, threads: bool = True):
+    def __init__(
+        self, parts: Sequence[StoredCsr], n_genes: int, sampler: Sampler, *, pool: BufferPool, threads: bool = True
+    ):
         self._parts, self._n_genes, self._sampler = list(parts), n_genes, sampler
         self._ends = np.cumsum([part.n_rows for part in parts])
         self._helpers = min(usable_cores(), _MOST_THREADS) - 1 if threads else 0
-        self._pool = BufferPool(keep=_KEEP)
+        self._pool = pool
         compile_for(parts[0].indices.dtype)  # now, and not in the first batch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -126,7 +133,9 @@ class CsrReader:
 
     def _read(self, request: LoadRequest, team: ThreadPoolExecutor | None) -> deque[dict[str, Any]]:
         """The batches of one load request."""
-        splits = [np.asarray(split) for split in request["splits"]]
+        splits = [np.asarray(split, dtype=np.int64) for split in request["splits"]]
+        if not splits:
+            return deque()
         rows = request_rows(request["requests"])[np.concatenate(splits)]
         dataset, starts, stops = self._find(rows)
         ends = np.cumsum([split.size for split in splits])
@@ -143,8 +152,8 @@ class CsrReader:
             mine = np.flatnonzero((dataset == number) & (starts < stops))
             mine = mine[np.argsort(starts[mine], kind="stable")]
             where = starts[mine], stops[mine]
-            pieces.extend(Placing(part.data, *where, to_data[mine]).pieces())
-            pieces.extend(Placing(part.indices, *where, to_indices[mine], self._n_genes, index_type).pieces())
+            pieces.extend(Placing(part.data, *where, to_data[mine], matrices).pieces())
+            pieces.extend(Placing(part.indices, *where, to_indices[mine], matrices, self._n_genes, index_type).pieces())
         _work_off(pieces, team, self._helpers)
         return deque({"X": X, "index": rows[batch].copy()} for X, batch in zip(matrices, batches, strict=True))
 
@@ -181,11 +190,16 @@ def _addresses(values: NDArray[Any], indptr: NDArray[Any]) -> NDArray[np.int64]:
 
 def _work_off(pieces: deque[Piece], team: ThreadPoolExecutor | None, helpers: int) -> None:
     """Decode and place all pieces, on this thread and the team's."""
-    others = [team.submit(_work, pieces) for _ in range(min(helpers, len(pieces) // 2))] if team is not None else []
+    others: list[Future[None]] = []
     try:
+        if team is not None:
+            others += (team.submit(_work, pieces) for _ in range(min(helpers, len(pieces) // 2)))
         _work(pieces)
-    finally:
         wait(others)
+    except BaseException:  # an interrupt among them, wherever it comes
+        pieces.clear()
+        wait(others)
+        raise
     for other in others:
         other.result()
 

@@ -11,7 +11,7 @@ import numpy as np
 from donorloader._vectors import address_of, copy_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -60,6 +60,9 @@ class Placing:
         (n_rows,) where each row lies in it. In order, and none empty. A row may be there several times.
     to
         (n_rows,) address of the first value of each row in its batch.
+    owners
+        What the memory at these addresses belongs to. Held here, so that none of it is used for something else before
+        the last thread that writes there is done, however that is interrupted.
     n_columns
         Where `array` has columns: of the matrix. Then they are checked, and made into `index_type`.
     index_type
@@ -70,6 +73,7 @@ class Placing:
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
     to: NDArray[np.int64]
+    owners: Sequence[object]
     n_columns: int | None = None
     index_type: DTypeLike = np.int32
 

@@ -59,13 +59,16 @@ class ShardedArray:
         self.fill_value = metadata.fill_value
         self._folder, self._metadata = folder, metadata
         self._index_first = str(getattr(codec.index_location, "value", codec.index_location)) == "start"
-        self._indexes: dict[int, NDArray[np.uint64]] = {}
+        self._indexes: dict[int, tuple[tuple[int, ...], NDArray[np.uint64]]] = {}
 
     @classmethod
     def open(cls, array: zarr.Array[Any]) -> ShardedArray | None:
         """Such an array, or `None` where zarr has to read it: it lies elsewhere, or is stored otherwise."""
         metadata, store = array.metadata, array.store
         if not isinstance(store, LocalStore) or not isinstance(metadata, ArrayV3Metadata) or array.ndim != 1:
+            return None
+        grid: Any = metadata.to_dict()["chunk_grid"]
+        if grid["name"] != "regular":
             return None
         match metadata.codecs:
             case (ShardingCodec() as codec,):
@@ -97,9 +100,11 @@ class ShardedArray:
 
     def index(self, shard: int, file: FileIO) -> NDArray[np.uint64]:
         """(per_shard, 2) offset and length of each chunk of a shard in its file. Unit: bytes."""
-        if shard not in self._indexes:
-            self._indexes[shard] = self._read_index(file)
-        return self._indexes[shard]
+        status = os.fstat(file.fileno())
+        version = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if shard not in self._indexes or self._indexes[shard][0] != version:
+            self._indexes[shard] = version, self._read_index(file)
+        return self._indexes[shard][1]
 
     def _read_index(self, file: FileIO) -> NDArray[np.uint64]:
         size, total = 16 * self.per_shard, os.fstat(file.fileno()).st_size

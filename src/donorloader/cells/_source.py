@@ -14,6 +14,7 @@ import scipy.sparse as sp
 import zarr
 from pandas.api.types import union_categoricals
 
+from donorloader._buffers import BufferPool
 from donorloader._ids import as_text, shorten
 from donorloader._zarr import local_pipeline
 
@@ -100,6 +101,11 @@ class CellSource:
         self.datasets = [d for d in self.datasets if d.n_obs]
         first = self.datasets[0]
         for dataset in self.datasets:
+            if self.sparse and np.dtype(dataset.X.dtype) == np.float16:
+                raise ValueError(
+                    f"Sparse X must be of a type that scipy has, but X of {dataset.name} is float16: convert it to "
+                    "float32."
+                )
             # annbatch promotes mixed types batch by batch, and can overflow as it joins the parts
             if _types(dataset.X) != _types(first.X):
                 raise ValueError(
@@ -139,7 +145,12 @@ class CellSource:
         return total
 
     def loader(
-        self, sampler: Sampler, *, preload_to_gpu: bool = False, threads: bool = True
+        self,
+        sampler: Sampler,
+        *,
+        preload_to_gpu: bool = False,
+        pool: BufferPool | None = None,
+        threads: bool = True,
     ) -> Iterable[Mapping[str, Any]]:
         """Batches of X and each cell's row number, in the order of a sampler, which runs anew for each iteration.
 
@@ -149,11 +160,14 @@ class CellSource:
             Which rows, in what order.
         preload_to_gpu
             annbatch keeps load requests on the GPU.
+        pool
+            Where batches take their memory from, if it is we who read them. Default: one of their own, small.
         threads
             Whether threads may be started to read with. zarr has its own all the same.
         """
         if not preload_to_gpu and self._stored is not None:
-            return CsrReader(self._stored, self.var_names.size, sampler, threads=threads)
+            pool = BufferPool(keep=1) if pool is None else pool
+            return CsrReader(self._stored, self.var_names.size, sampler, pool=pool, threads=threads)
         loader: annbatch.Loader[Any, Any] = annbatch.Loader(
             batch_sampler=sampler,
             return_index=True,
