@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sys
 import tempfile
 import threading
 import weakref
@@ -30,7 +31,7 @@ import donorloader as dl
 from _data import as_numpy
 from _faults import wait_until
 from donorloader._buffers import BufferPool
-from donorloader.cells import open_cells
+from donorloader.cells import _blosc, open_cells
 from donorloader.cells._csr_reader import CsrReader, StoredCsr
 from donorloader.cells._place import Placing
 
@@ -136,6 +137,7 @@ def assert_same(batch: Any, X: sp.csr_matrix, rows: np.ndarray) -> None:
     codec=st.sampled_from(list(CODECS)),
     runs=st.booleans(),
     threads=st.booleans(),
+    by_numcodecs=st.booleans(),
 )
 def test_the_rows_that_were_asked_for(
     seed: int,
@@ -148,6 +150,7 @@ def test_the_rows_that_were_asked_for(
     codec: str,
     runs: bool,
     threads: bool,
+    by_numcodecs: bool,
 ) -> None:
     rng = np.random.default_rng(seed)
     parts = [matrix(rng, n, 80, longest, dtype) for n in sizes]
@@ -171,7 +174,10 @@ def test_the_rows_that_were_asked_for(
             splits = np.array_split(positions, min(positions.size, 4))
             requests.append({"requests": request, "splits": splits})
             expected += [rows[split] for split in splits]
-        batches = list(reader(stored, *requests, threads=threads))
+        with pytest.MonkeyPatch.context() as patch:
+            if by_numcodecs:
+                patch.setattr(_blosc, "_function", lambda: 0)
+            batches = list(reader(stored, *requests, threads=threads))
         assert len(batches) == len(expected)
         for batch, rows in zip(batches, expected, strict=True):
             assert_same(batch, X, rows)
@@ -333,9 +339,14 @@ def write_codec(group: Any, X: sp.csr_matrix, codec: ShardingCodec) -> ad.abc.CS
 class TestDamage:
     """Whatever bytes lie there, no memory is read or written that is not ours, and the file is named."""
 
+    @pytest.mark.parametrize("by_numcodecs", [False, True])
     @pytest.mark.parametrize("name", ["data", "indices"])
-    def test_flipped_bits(self, X: sp.csr_matrix, group: Any, name: str) -> None:
+    def test_flipped_bits(
+        self, X: sp.csr_matrix, group: Any, name: str, by_numcodecs: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Blosc has no checksum: values can be others, as with zarr. But shapes are right and columns exist."""
+        if by_numcodecs:
+            monkeypatch.setattr(_blosc, "_function", lambda: 0)
         dataset = write(group, X, per_shard=10_000)
         path = shard(group, name)
         raw, refused = path.read_bytes(), 0
@@ -482,6 +493,12 @@ class TestThreads:
         for data, indices, rows in kept:
             np.testing.assert_array_equal(data, big[rows].data)
             np.testing.assert_array_equal(indices, big[rows].indices)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a library may show fewer of its functions")
+def test_chunks_are_decompressed_without_the_lock() -> None:
+    """If this fails, numcodecs no longer shows its function: all is right still, and slower."""
+    assert _blosc._function()
 
 
 def test_memory_is_held_until_the_last_thread_is_done(

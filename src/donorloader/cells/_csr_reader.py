@@ -14,6 +14,7 @@ import scipy.sparse as sp
 from donorloader._cores import usable_cores
 from donorloader.samplers import request_rows
 
+from ._blosc import decompress
 from ._place import Placing, compile_for
 from ._shards import ChunkReader, ShardedArray
 
@@ -121,7 +122,9 @@ class CsrReader:
         self._ends = np.cumsum([part.n_rows for part in parts])
         self._helpers = min(usable_cores(), _MOST_THREADS) - 1 if threads else 0
         self._pool = pool
-        compile_for(parts[0].indices.dtype)  # now, and not in the first batch
+        # compiled now, and not in the first batch
+        compile_for(parts[0].indices.dtype)
+        decompress(np.zeros(0, dtype=np.uint8), [(-1, -1)], np.zeros(0, dtype=np.uint8))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Batches of one run of the sampler: `X`, scipy CSR with int32 columns, and `index`, (n_cells,) int64."""

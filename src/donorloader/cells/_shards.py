@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import struct
 from io import FileIO
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
-import numcodecs.blosc
 import numpy as np
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec
 from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import LocalStore
+
+from ._blosc import decompress
 
 if TYPE_CHECKING:
     import zarr
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ChunkReader", "ShardedArray"]
 
 _LEFT_OUT = 2**64 - 1  # offset of a chunk that holds nothing but the fill value
+_HEADER = struct.Struct("<4xI4xI")  # of a blosc buffer: what it decodes to, and what it takes; the rest is not ours
 
 
 class ShardedArray:
@@ -128,7 +129,7 @@ class ChunkReader:
         self._array: ShardedArray | None = None
         self._shard = -1
         self._file: FileIO | None = None
-        self._stored = bytearray()
+        self._stored = np.empty(0, dtype=np.uint8)
 
     def read(self, array: ShardedArray, first: int, stop: int, out: NDArray[Any]) -> None:
         """Decode chunks that lie in one shard.
@@ -152,29 +153,40 @@ class ChunkReader:
         file = self._open(array, first // array.per_shard)
         start = self._shard * array.per_shard
         chunks = array.index(self._shard, file)[first - start : stop - start].tolist()
-        begin, size, together = _extent(chunks)
-        room = size if together else max(length for offset, length in chunks if offset != _LEFT_OUT)
-        if len(self._stored) < room:
-            self._stored = bytearray(room)
-        if together:
-            _read(file, begin, memoryview(self._stored)[:size])
-        for i, (offset, length) in enumerate(chunks):
-            part = out[i * array.chunk : (i + 1) * array.chunk]
+        size = array.chunk * array.dtype.itemsize
+        bounds = self._fetch(file, chunks)
+        for i, (begin, end) in enumerate(bounds):
+            if begin < 0:
+                out[i * array.chunk : (i + 1) * array.chunk] = array.fill_value
+            # the header decides how much is read and written, so that is looked at before
+            elif end - begin < 16 or _HEADER.unpack_from(self._stored, begin) != (size, end - begin):
+                raise _damaged(file, f"its chunk {first - start + i:,} has not the size that it tells")
+        failed = decompress(self._stored, bounds, out.view(np.uint8))
+        if failed is not None:
+            raise _damaged(file, f"its chunk {first - start + failed:,} cannot be decoded")
+
+    def _fetch(self, file: FileIO, chunks: list[list[int]]) -> list[tuple[int, int]]:
+        """Read chunks, given by offset and length; where each begins and ends in `_stored`, -1 if it is left out."""
+        size = sum(length for offset, length in chunks if offset != _LEFT_OUT)
+        if self._stored.size < size:
+            self._stored = np.empty(size, dtype=np.uint8)
+        bounds: list[tuple[int, int]] = []
+        reads: list[tuple[int, int, int]] = []  # from where in the file, and which part of `_stored`
+        end = 0
+        for offset, length in chunks:
             if offset == _LEFT_OUT:
-                part[...] = array.fill_value
+                bounds.append((-1, -1))
                 continue
-            at = offset - begin if together else 0
-            chunk = memoryview(self._stored)[at : at + length]
-            if not together:
-                _read(file, offset, chunk)
-            # its header decides how much is read and written, so that is looked at before
-            decoded, _, stored = struct.unpack_from("<III", chunk, 4) if length >= 16 else (0, 0, 0)
-            if decoded != part.nbytes or stored != length:
-                raise _damaged(file, f"its chunk {first + i - start:,} has not the size that it tells")
-            try:
-                numcodecs.blosc.decompress(chunk, part)
-            except (RuntimeError, ValueError) as error:
-                raise _damaged(file, f"its chunk {first + i - start:,} cannot be decoded ({error})") from error
+            bounds.append((end, end + length))
+            # as a rule, neighbours lie side by side: one read
+            if reads and reads[-1][0] + (end - reads[-1][1]) == offset:
+                reads[-1] = (*reads[-1][:2], end + length)
+            else:
+                reads.append((offset, end, end + length))
+            end += length
+        for offset, begin, stop in reads:
+            _read(file, offset, memoryview(self._stored)[begin:stop])
+        return bounds
 
     def close(self) -> None:
         """Close the file."""
@@ -188,13 +200,6 @@ class ChunkReader:
             self._file = FileIO(array.file(shard * array.per_shard))
             self._array, self._shard = array, shard
         return self._file
-
-
-def _extent(chunks: list[list[int]]) -> tuple[int, int, bool]:
-    """Where the stored ones among some chunks begin, what they take, and whether they lie one behind the other."""
-    stored = [(offset, length) for offset, length in chunks if offset != _LEFT_OUT]
-    together = all(offset + length == after for (offset, length), (after, _) in pairwise(stored))
-    return stored[0][0] if stored else 0, sum(length for _, length in stored), together
 
 
 def _read(file: FileIO, begin: int, out: memoryview) -> None:
