@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,6 +74,54 @@ def test_free_buffers_are_bounded() -> None:
     lent.clear()
     gc.collect()
     assert len(pool._free) == 2
+
+
+def test_what_comes_back_while_the_pool_is_at_work_is_kept() -> None:
+    """A garbage collection may give a buffer back on the very thread that holds the pool's lock."""
+    pool = BufferPool(keep=2)
+    lent = [pool.empty(SHAPE, np.uint8) for _ in range(4)]
+    with pool._lock:
+        lent.clear()
+        gc.collect()
+    assert not pool._free
+    pool.empty(SHAPE, np.uint8)
+    assert len(pool._free) == 2
+    pool.clear()
+    assert not pool._free
+    assert not pool._returned
+
+
+@pytest.mark.parametrize("densify", [False, True])
+def test_an_epoch_takes_no_fresh_memory(store: Store, monkeypatch: pytest.MonkeyPatch, densify: bool) -> None:
+    """After the first one, whatever the loop and the lanes have in hand, and however late batches are let go of."""
+    cells = store.cells(3)
+    monkeypatch.setattr("donorloader._buffers._SMALL", 0)
+    fresh: list[int] = []
+    take = BufferPool._take
+
+    def counted(self: BufferPool, nbytes: int) -> np.ndarray:
+        self._tidy()
+        held = {memory.ctypes.data for memory in self._free}
+        memory = take(self, nbytes)
+        if memory.ctypes.data not in held:
+            fresh.append(nbytes)
+        return memory
+
+    monkeypatch.setattr(BufferPool, "_take", counted)
+    with dl.DonorLoader(
+        cells.path, store.genotypes().source, batch_size=16, chunk_size=4, preload_nchunks=16, densify=densify
+    ) as loader:
+        for _ in range(2):  # the lanes run full, then empty
+            for _batch in loader:
+                time.sleep(0.002)
+            del _batch
+        first = len(fresh)
+        for _ in range(4):
+            for number, _batch in enumerate(loader):
+                time.sleep(0.01 if number % 8 == 0 else 0)
+            del _batch
+        n_batches = 4 * len(loader)
+    assert len(fresh) - first <= n_batches // 10, (first, len(fresh) - first, n_batches)
 
 
 def test_a_buffer_may_be_lent_smaller_but_not_much_smaller() -> None:

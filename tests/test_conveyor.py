@@ -1,16 +1,20 @@
-"""Lanes on their own: bounds of the queues, and how soon Python switches threads while they run."""
+"""Lanes on their own: bounds of the queues, and how soon Python and Linux switch threads while they run."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from _faults import lanes, wait_until
-from donorloader.pipeline import Conveyor
+from donorloader.pipeline import Conveyor, _slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,3 +135,46 @@ def test_stop_while_the_reader_waits(conveyor: Conveyor) -> None:
     for thread in (reader, stopper):
         thread.join()
     assert wait_until(lambda: not lanes())
+
+
+def test_lanes_take_long_turns_and_leave_the_loop_alone() -> None:
+    """Linux's turns are longer on lanes, and on the threads they start; nothing else of their scheduling changes."""
+    calls = _slices._system_calls()
+    if calls is None:
+        pytest.skip("only Linux has turns that can be asked for")
+
+    def now() -> tuple[int, int, int]:
+        attributes = _slices._Attributes()
+        assert calls is not None
+        assert calls[1](0, ctypes.byref(attributes), ctypes.sizeof(attributes), 0) == 0
+        return attributes.policy, attributes.nice, attributes.runtime
+
+    def lane() -> Iterator[tuple[Any, Any]]:
+        with ThreadPoolExecutor(1) as team:
+            yield now(), team.submit(now).result()
+
+    before = now()
+    conveyor = Conveyor(epoch=0)
+    [(on_lane, of_lane)] = list(conveyor.lane("cells", lane(), capacity=1))
+    conveyor.stop()
+    assert now() == before
+    assert on_lane == of_lane
+    assert on_lane[:2] == before[:2]
+    if before[2]:  # Linux since 6.12
+        assert on_lane[2] == _slices._TURN > before[2]
+
+
+def test_a_lane_does_not_hold_what_its_reader_let_go_of(conveyor: Conveyor) -> None:
+    """A batch that the loop is done with is gone before the next one is asked for."""
+
+    class Item:
+        pass
+
+    batches = conveyor.lane("cells", (Item() for _ in range(3)), capacity=1)
+    item = next(batches)
+    seen = weakref.ref(item)
+    del item
+    gc.collect()
+    assert seen() is None
+    assert len(list(batches)) == 2
+    assert list(batches) == []  # and it stays at its end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,18 +23,24 @@ class _Lease:
     """Memory on loan, seen by numpy as the owner of an array.
 
     numpy gives a view the *owner* of its memory as base, looking through arrays but not through other objects: with
-    this object in between, every view and every tensor made from the array keeps it, and with it the loan, alive.
+    this object in between, every view and every tensor made from the array keeps it, and with it the loan, alive. It
+    holds the pool too, so that loans may outlive the loader.
     """
 
-    __slots__ = ("__array_interface__", "__weakref__")
+    __slots__ = ("__array_interface__", "_memory", "_pool")
 
-    def __init__(self, memory: NDArray[np.uint8], shape: tuple[int, ...], dtype: np.dtype[Any]):
+    def __init__(self, pool: BufferPool, memory: NDArray[np.uint8], shape: tuple[int, ...], dtype: np.dtype[Any]):
+        self._pool, self._memory = pool, memory
         self.__array_interface__ = {
             "data": (memory.ctypes.data, False),
             "shape": shape,
             "typestr": dtype.str,
             "version": 3,
         }
+
+    def __del__(self) -> None:
+        # runs between two steps of the training loop, where a weakref.finalize takes several times as long
+        self._pool.give_back(self._memory)
 
 
 class BufferPool:
@@ -43,14 +49,16 @@ class BufferPool:
     Parameters
     ----------
     keep
-        Number of free buffers to hold at the most; further ones are released. Unit: buffers.
+        Number of free buffers to hold at the most; of more, those that came back first are released. Should be as many
+        as are on loan at once: they come back together where the loop has caught up. Unit: buffers.
     keep_bytes
         What free buffers may take together. Default: no limit but their number. Unit: bytes.
     """
 
-    def __init__(self, keep: int = 8, *, keep_bytes: int | None = None):
+    def __init__(self, keep: int = 16, *, keep_bytes: int | None = None):
         self._keep, self._most = keep, math.inf if keep_bytes is None else keep_bytes
         self._free: list[NDArray[np.uint8]] = []
+        self._returned: deque[NDArray[np.uint8]] = deque()
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -63,40 +71,44 @@ class BufferPool:
         if nbytes < _SMALL:
             return np.empty(shape, dtype)
         memory = self._take(nbytes)
-        lease = _Lease(memory, shape, dtype)
-        array = np.asarray(lease)
-        # the finalizer holds the memory, so it outlives the pool where it must
-        finalizer = weakref.finalize(lease, self._give_back, memory)
-        finalizer.atexit = False
-        return array
+        return np.asarray(_Lease(self, memory, shape, dtype))
 
     def _take(self, nbytes: int) -> NDArray[np.uint8]:
         with self._lock:
-            fitting = [i for i, m in enumerate(self._free) if nbytes <= m.nbytes <= 2.25 * nbytes]
-            if fitting:
-                return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
+            self._tidy()
+            best = None
+            for i, memory in enumerate(self._free):  # of equal ones the last: it may still be in a cache
+                if nbytes <= memory.nbytes <= (2.25 * nbytes if best is None else self._free[best].nbytes):
+                    best = i
+            if best is not None:
+                return self._free.pop(best)
         # with some room, so that the next array of about this size fits
         room = nbytes + nbytes // 8
         memory = np.empty(room + _LINE, dtype=np.uint8)
         first = -memory.ctypes.data % _LINE  # rows that begin with a line of the cache are written fastest
         return memory[first : first + room]
 
-    def _give_back(self, memory: NDArray[np.uint8]) -> None:
+    def give_back(self, memory: NDArray[np.uint8]) -> None:
+        """Take memory back from a loan that has ended."""
         # may run inside a garbage collection that this very thread's `_take` set off: never wait for the lock
+        self._returned.append(memory)
         if self._lock.acquire(blocking=False):
             try:
-                if memory.nbytes > _HUGE:
-                    return
-                self._free.append(memory)
-                while len(self._free) > self._keep or self._held() > self._most:
-                    self._free.pop(0)
+                self._tidy()
             finally:
                 self._lock.release()
 
     def clear(self) -> None:
         """Release all free buffers. Those on loan come back later."""
         with self._lock:
+            self._returned.clear()
             self._free.clear()
 
-    def _held(self) -> int:
-        return sum(memory.nbytes for memory in self._free)
+    def _tidy(self) -> None:
+        """Add what came back to what is free, as much of it as is to be held."""
+        while self._returned:
+            memory = self._returned.popleft()
+            if memory.nbytes <= _HUGE:
+                self._free.append(memory)
+        while len(self._free) > self._keep or sum(memory.nbytes for memory in self._free) > self._most:
+            self._free.pop(0)

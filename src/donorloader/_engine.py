@@ -41,6 +41,9 @@ __all__ = ["Engine"]
 # Batches between the lanes and the join; those that are ready wait behind it.
 _HAND_OVER = 2
 
+# Batches that do not wait behind the join: at work, between lanes, and with the loop. Their memory is used again too.
+_ON_THE_WAY = 8
+
 # Memory of sparse batches that is used again: that of two load requests, unless they are large. Unit: batches; bytes.
 _CELLS_KEPT, _CELL_BYTES_KEPT = 32, 256 << 20
 
@@ -90,7 +93,8 @@ class Engine:
         self._obs = source.obs(options.obs_columns) if options.obs_columns else None
         self._ahead = options.batches_ahead(sampler.batch_size, window_cells)
         self._cells_ahead = options.cells_ahead(sampler.batch_size, window_cells)
-        self._pool = BufferPool(keep=4)
+        self._dense_pool = BufferPool(keep=self._ahead + _ON_THE_WAY, keep_bytes=room)
+        self._genotypes_pool = BufferPool(keep=self._ahead + _ON_THE_WAY)
         self._device_rows = None
         if table is not None and may_lie_on_device(table, options.device, options.genotypes_on_device):
             self._device_rows = DeviceRows(table, options.device)  # type: ignore[arg-type] # there is one, it says
@@ -145,8 +149,8 @@ class Engine:
         """End all passes, and release what is held for the next one."""
         for pass_ in list(self._passes):
             pass_.cut_short()
-        self._pool.clear()
-        self._cells_pool.clear()
+        for pool in (self._cells_pool, self._dense_pool, self._genotypes_pool):
+            pool.clear()
 
     def _joined(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[dict[str, Any]]:
         """The batches of one pass: lanes → join → device."""
@@ -173,7 +177,7 @@ class Engine:
             return conveyor.lane("cells", cells, capacity=_HAND_OVER, room=self._room, size=_size)
         # a lane of its own, with as many sparse batches before it as keep it busy while a load request is read
         cells = conveyor.lane("cells", cells, capacity=self._cells_ahead, room=self._room, size=_size)
-        dense = stream_dense(cells, self._pool)
+        dense = stream_dense(cells, self._dense_pool)
         return conveyor.lane("dense cells", dense, capacity=_HAND_OVER, room=self._room, size=_size)
 
     def _genotype_lane(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[GenotypeBatch]:
@@ -188,7 +192,7 @@ class Engine:
         if read_here is not None and not read_here.resident:
             # reading is a lane of its own, so that the next window is read while this one is gathered
             windows = conveyor.lane("genotype rows", windows, capacity=1, batches=lambda w: len(w[0]["splits"]))
-        genotypes = stream_genotypes(windows, self._table, self._pool, self._options.donor_rows)
+        genotypes = stream_genotypes(windows, self._table, self._genotypes_pool, self._options.donor_rows)
         return conveyor.lane("genotypes", genotypes, capacity=_HAND_OVER)
 
     def _gather_on_device(self, batch: dict[str, Any]) -> None:

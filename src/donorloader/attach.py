@@ -110,7 +110,7 @@ def _attach(
     key: str,
     donors: tuple[NDArray[np.int64], NDArray[np.object_]] | None,
 ) -> Iterator[dict[str, Any]]:
-    pool = BufferPool(keep=4)
+    pool = BufferPool()
     conveyor = Conveyor(epoch=0)
     try:
         lane = None

@@ -98,7 +98,7 @@ class LIVIBatches:
             raise ValueError(f"missing must be one of 'error', 'absent', 'mean', got {missing!r}.")
         self.loader = loader
         self._tables = tables = loader._tables
-        self._pool = BufferPool(keep=8)
+        self._pool = BufferPool()
         self._used = tables.match.codes >= 0
         check_counts(tables.source)
         self.donor_categories, self._code_of = donor_codes(loader.donors, donor_categories)

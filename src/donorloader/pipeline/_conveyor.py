@@ -7,8 +7,9 @@ import threading
 import time
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from ._slices import take_long_turns
 from ._switching import QuickSwitching
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Conveyor:
         )
         self._threads.append(thread)
         thread.start()
-        return self._take(name, queue)
+        return _Taken(self, queue, self.seconds[name])
 
     def stop(self) -> None:
         """End all lanes and wait for their threads. Safe to call at any time, from any thread, more than once."""
@@ -139,6 +140,17 @@ class Conveyor:
             yield item
             del item
 
+    def look_up(self) -> bool:
+        """Whether the pass goes on, for who reads a lane; an error if a lane failed."""
+        failure = self._failure  # another thread may forget it meanwhile, as it stops the pass
+        if failure is None and not self.stopped:
+            return True
+        if threading.current_thread() in self._threads:
+            raise _Stopped
+        if failure is not None:
+            raise failure
+        return False
+
     def _run[T](
         self,
         name: str,
@@ -149,6 +161,7 @@ class Conveyor:
     ) -> None:
         done, seconds, iterator = 0, self.seconds[name], iter(items)
         try:
+            take_long_turns()
             while True:
                 start = time.perf_counter()
                 item: T | _Mark = next(iterator, _END)
@@ -179,30 +192,34 @@ class Conveyor:
                 if not self._running:  # a loop may hold on to a pass whose lanes have long ended
                     self._switching.end()
 
-    def _take(self, name: str, queue: _LaneQueue) -> Iterator[Any]:
-        on_lane = self._threads
-        seconds = self.seconds[name]
-        item: Any = _WAKE
-        while True:
-            if self._failure is not None or self._stopping.is_set():
-                if threading.current_thread() in on_lane:
-                    raise _Stopped
-                if self._failure is not None:
-                    raise self._failure
-                return
-            start = time.perf_counter()
-            item = queue.get()
-            seconds["waited_for"] += time.perf_counter() - start
-            if item is _END:
-                return
-            if item is not _WAKE:
-                yield item
-            del item
-
     def _note(self, error: BaseException, name: str, batch: int) -> None:
         if any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
             return  # raised in a lane that this one reads without a thread
         error.add_note(f"{_NOTE}raised in lane {name!r}, at batch {batch} of epoch {self.epoch}")
+
+
+class _Taken:
+    """What a lane made, one by one. Not a generator: that would hold on to an item until the next one is asked for."""
+
+    def __init__(self, conveyor: Conveyor, queue: _LaneQueue, seconds: dict[str, float]):
+        self._conveyor, self._queue, self._seconds = conveyor, queue, seconds
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        while not self._ended:
+            self._ended = True  # whatever comes, but for an item
+            if not self._conveyor.look_up():
+                break
+            start = time.perf_counter()
+            item = self._queue.get()
+            self._seconds["waited_for"] += time.perf_counter() - start
+            self._ended = item is _END
+            if item is not _WAKE and item is not _END:
+                return item
+        raise StopIteration
 
 
 class _LaneQueue:
