@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from donorloader.genotypes import GenotypeBatch
     from donorloader.samplers import DonorRequest
 
+    type Transform = Callable[[dict[str, Any]], dict[str, Any]]
+
 __all__ = ["Engine"]
 
 # Batches between the lanes and the join; those that are ready wait behind it.
@@ -133,11 +135,20 @@ class Engine:
         sampler = DonorSampler(inner, self._match.codes, seed=seed, epoch=epoch, skip=skip)
         return sampler.sample(self._source.n_obs)
 
-    def start(self, epoch: int, *, skip: int = 0) -> Pass:
-        """Begin a pass at batch `skip`; its lanes run at once."""
+    def start(self, epoch: int, *, skip: int = 0, transform: Transform | None = None) -> Pass:
+        """Begin a pass at batch `skip`; its lanes run at once.
+
+        `transform` makes something else of each batch: on a lane, too, unless batches are on a device, where the loop's
+        own thread does, as it waits for their copies.
+        """
         conveyor = Conveyor(epoch, threads=self._options.prefetch != 0)
         try:
-            pass_ = Pass(conveyor, self._joined(conveyor, epoch, skip), skipped=skip)
+            batches = self._joined(conveyor, epoch, skip)
+            if transform is not None:
+                batches = map(transform, batches)
+                if self._options.device is None:
+                    batches = conveyor.lane("transform", batches, capacity=self._options.dense_ahead())
+            pass_ = Pass(conveyor, batches, skipped=skip)
         except BaseException:
             conveyor.stop()
             raise

@@ -146,9 +146,11 @@ class ReadOptions:
         For sparse cells one load request's worth: the next request is then read while the batches of this one are
         consumed. Dense batches are large, and made one by one from sparse ones that are read ahead.
         """
-        if self.prefetch is None and self.densify:
-            return _DENSE_BATCHES
-        return self.cells_ahead(batch_size, window_cells)
+        return self.dense_ahead() if self.densify else self.cells_ahead(batch_size, window_cells)
+
+    def dense_ahead(self) -> int:
+        """Batches that may wait as they are large."""
+        return _DENSE_BATCHES if self.prefetch is None else self.prefetch
 
     def cells_ahead(self, batch_size: int | None, window_cells: int) -> int:
         """Batches that may wait as they are read: what keeps the next stage busy while a load request is read."""

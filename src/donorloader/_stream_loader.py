@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import scipy.sparse as sp
     from numpy.typing import NDArray
 
-    from donorloader._engine import Engine
+    from donorloader._engine import Engine, Transform
     from donorloader._ordering import Ordering
     from donorloader._tables import Tables
     from donorloader.genotypes import ReadCounts
@@ -60,6 +60,13 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Begin a new pass: the next epoch."""
+        return self.begin()
+
+    def begin(self, transform: Transform | None = None) -> Iterator[dict[str, Any]]:
+        """Begin a new pass, as ``iter()`` does, over what `transform` makes of each batch, ahead of the loop.
+
+        For who turns batches into what a model takes, as :class:`LIVIBatches` does.
+        """
         if self._closed:
             raise ValueError("This loader is closed. Make a new one to iterate again.")
         if get_worker_info() is not None and not self._shared_out:
@@ -70,7 +77,7 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
             )
         self._process.check(type(self).__name__)
         epoch, skip = self._progress.next_pass()
-        pass_ = self._engine.start(epoch, skip=skip)
+        pass_ = self._engine.start(epoch, skip=skip, transform=transform)
         self._last = pass_.record
         self._progress.begin(pass_.record)
         return pass_
@@ -251,7 +258,8 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
 
         ``work``: making its items. ``blocked``: waiting for room, i.e. for a slower reader. ``waited_for``: time that
         its reader waited for it. Of ``join`` the reader is the loop, of ``cells`` and ``genotypes`` it is the join:
-        where the loop waits, the one of these that is waited for is slow.
+        where the loop waits, the one of these that is waited for is slow. Batches for a model of :class:`LIVIBatches`
+        are made behind the join, by ``transform``.
         """
         return pd.DataFrame.from_dict(self._engine.seconds, orient="index", columns=["work", "blocked", "waited_for"])
 

@@ -143,9 +143,8 @@ class LIVIBatches:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Begin a pass over the loader: its next epoch."""
-        for batch in self.loader:
-            yield self.convert(batch)
+        """Begin a pass over the loader: its next epoch. Batches are made ahead of the loop, on a thread."""
+        return self.loader.begin(self.convert)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass."""
