@@ -14,9 +14,8 @@ import scipy.sparse as sp
 from donorloader._cores import usable_cores
 from donorloader.samplers import request_rows
 
-from ._blosc import decompress
 from ._place import Placing, compile_for
-from ._shards import ChunkReader, ShardedArray
+from ._shards import ShardedArray, ShardReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
 
     from donorloader._buffers import BufferPool
 
-    from ._place import Piece
+    from ._place import Group
 
 __all__ = ["CsrReader", "StoredCsr"]
 
-# Python's lock, which each thread needs between two pieces, keeps more of them from being of use.
+# Python's lock, which each thread needs between two groups of chunks, keeps more of them from being of use.
 _MOST_THREADS = 8
 
 # Of the processor's caches. Unit: bytes.
@@ -124,7 +123,6 @@ class CsrReader:
         self._pool = pool
         # compiled now, and not in the first batch
         compile_for(parts[0].indices.dtype)
-        decompress(np.zeros(0, dtype=np.uint8), [(-1, -1)], np.zeros(0, dtype=np.uint8))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Batches of one run of the sampler: `X`, scipy CSR with int32 columns, and `index`, (n_cells,) int64."""
@@ -150,14 +148,14 @@ class CsrReader:
         to_data = np.concatenate([_addresses(X.data, X.indptr) for X in matrices])
         to_indices = np.concatenate([_addresses(X.indices, X.indptr) for X in matrices])
 
-        pieces: deque[Piece] = deque()
+        groups: deque[Group] = deque()
         for number, part in enumerate(self._parts):
             mine = np.flatnonzero((dataset == number) & (starts < stops))
             mine = mine[np.argsort(starts[mine], kind="stable")]
             where = starts[mine], stops[mine]
-            pieces.extend(Placing(part.data, *where, to_data[mine], matrices).pieces())
-            pieces.extend(Placing(part.indices, *where, to_indices[mine], matrices, self._n_genes, index_type).pieces())
-        _work_off(pieces, team, self._helpers)
+            groups.extend(Placing(part.data, *where, to_data[mine], matrices).groups())
+            groups.extend(Placing(part.indices, *where, to_indices[mine], matrices, self._n_genes, index_type).groups())
+        _work_off(groups, team, self._helpers)
         return deque({"X": X, "index": rows[batch].copy()} for X, batch in zip(matrices, batches, strict=True))
 
     def _find(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -191,41 +189,35 @@ def _addresses(values: NDArray[Any], indptr: NDArray[Any]) -> NDArray[np.int64]:
     return values.ctypes.data + indptr[:-1].astype(np.int64) * values.itemsize
 
 
-def _work_off(pieces: deque[Piece], team: ThreadPoolExecutor | None, helpers: int) -> None:
-    """Decode and place all pieces, on this thread and the team's."""
+def _work_off(groups: deque[Group], team: ThreadPoolExecutor | None, helpers: int) -> None:
+    """Decode and place all groups, on this thread and the team's."""
     others: list[Future[None]] = []
     try:
         if team is not None:
-            others += (team.submit(_work, pieces) for _ in range(min(helpers, len(pieces) // 2)))
-        _work(pieces)
+            others += (team.submit(_work, groups) for _ in range(min(helpers, len(groups) // 2)))
+        _work(groups)
         wait(others)
     except BaseException:  # an interrupt among them, wherever it comes
-        pieces.clear()
+        groups.clear()
         wait(others)
         raise
     for other in others:
         other.result()
 
 
-def _work(pieces: deque[Piece]) -> None:
-    """Take pieces until none is left. After an error, none is."""
-    scratch = np.empty(0, dtype=np.uint8)
-    with closing(ChunkReader()) as reader:
+def _work(groups: deque[Group]) -> None:
+    """Take groups until none is left. After an error, none is."""
+    with closing(ShardReader()) as reader:
         try:
-            while (piece := _next(pieces)) is not None:
-                if scratch.size < piece.n_bytes:
-                    scratch = np.empty(piece.n_bytes, dtype=np.uint8)
-                array = piece.placing.array
-                values = scratch[: piece.n_bytes].view(array.dtype)
-                reader.read(array, piece.first, piece.stop, values)
-                piece.placing.place(piece, values)
+            while (group := _next(groups)) is not None:
+                group.placing.place(group, reader)
         except BaseException:
-            pieces.clear()
+            groups.clear()
             raise
 
 
-def _next(pieces: deque[Piece]) -> Piece | None:
+def _next(groups: deque[Group]) -> Group | None:
     try:
-        return pieces.popleft()
+        return groups.popleft()
     except IndexError:
         return None

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import os
-import struct
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
+import numba
 import numpy as np
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec
 from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import LocalStore
 
-from ._blosc import decompress
+from donorloader._vectors import address_of
+
+from ._native import decompress, native_functions, read_file
 
 if TYPE_CHECKING:
     import zarr
     from numpy.typing import NDArray
 
-__all__ = ["ChunkReader", "ShardedArray"]
+__all__ = ["ShardReader", "ShardedArray", "read_chunk"]
 
 _LEFT_OUT = 2**64 - 1  # offset of a chunk that holds nothing but the fill value
-_HEADER = struct.Struct("<4xI4xI")  # of a blosc buffer: what it decodes to, and what it takes; the rest is not ours
+_HEADER_BYTES = (
+    16  # of a blosc buffer: from byte 4 on what it decodes to, from 12 on what it takes; the rest is not ours
+)
+
+#: What :func:`read_chunk` finds wrong.
+NOT_THERE, OTHER_SIZE, NOT_DECODED = 1, 2, 3
 
 
 class ShardedArray:
@@ -66,6 +73,8 @@ class ShardedArray:
     def open(cls, array: zarr.Array[Any]) -> ShardedArray | None:
         """Such an array, or `None` where zarr has to read it: it lies elsewhere, or is stored otherwise."""
         metadata, store = array.metadata, array.store
+        if native_functions() is None:
+            return None
         if not isinstance(store, LocalStore) or not isinstance(metadata, ArrayV3Metadata) or array.ndim != 1:
             return None
         grid: Any = metadata.to_dict()["chunk_grid"]
@@ -86,6 +95,11 @@ class ShardedArray:
         numbers = made.dtype.kind in "iuf" and made.dtype.isnative
         # a file that is not there stands for fill values, or is lost: zarr tells, if anyone
         return made if numbers and all(made._path(shard).is_file() for shard in range(made.n_shards)) else None
+
+    @property
+    def chunk_bytes(self) -> int:
+        """What a chunk takes, decoded."""
+        return self.chunk * self.dtype.itemsize
 
     @property
     def n_shards(self) -> int:
@@ -121,72 +135,47 @@ class ShardedArray:
             raise _damaged(file, "it has chunks that reach past its end")
         return index
 
+    def error(self, reader: ShardReader, shard: int, chunk: int, status: int) -> ValueError | None:
+        """What to raise where :func:`read_chunk` found something wrong; `None` if it is worth another try.
 
-class ChunkReader:
-    """Decodes chunks for one thread, which keeps the file open that it read last."""
+        Raises
+        ------
+        OSError
+            If the file cannot be read.
+        """
+        file = reader.open(self, shard)
+        if status == NOT_THERE:  # reading it once more tells why
+            offset, length = self.index(shard, file)[chunk - shard * self.per_shard].tolist()
+            _read(file, offset, memoryview(bytearray(length)))
+            return None
+        what = "has not the size that it tells" if status == OTHER_SIZE else "cannot be decoded"
+        return _damaged(file, f"its chunk {chunk:,} {what}")
+
+
+class ShardReader:
+    """What one thread reads shards with: the file that it read last, left open, and memory to decode in."""
 
     def __init__(self) -> None:
         self._array: ShardedArray | None = None
         self._shard = -1
         self._file: FileIO | None = None
-        self._stored = np.empty(0, dtype=np.uint8)
+        self._stored, self._values = (np.empty(0, dtype=np.uint8) for _ in range(2))
 
-    def read(self, array: ShardedArray, first: int, stop: int, out: NDArray[Any]) -> None:
-        """Decode chunks that lie in one shard.
+    def open(self, array: ShardedArray, shard: int) -> FileIO:
+        """The file of a shard."""
+        if self._file is None or array is not self._array or shard != self._shard:
+            self.close()
+            self._file = FileIO(array.file(shard * array.per_shard))
+            self._array, self._shard = array, shard
+        return self._file
 
-        Parameters
-        ----------
-        array
-            What the chunks are of.
-        first, stop
-            Numbers of the first chunk, and of the one behind the last.
-        out
-            ((stop - first) x chunk) values, of the array's type.
-
-        Raises
-        ------
-        ValueError
-            If the shard is damaged.
-        FileNotFoundError
-            If it is gone.
-        """
-        file = self._open(array, first // array.per_shard)
-        start = self._shard * array.per_shard
-        chunks = array.index(self._shard, file)[first - start : stop - start].tolist()
-        size = array.chunk * array.dtype.itemsize
-        bounds = self._fetch(file, chunks)
-        for i, (begin, end) in enumerate(bounds):
-            if begin < 0:
-                out[i * array.chunk : (i + 1) * array.chunk] = array.fill_value
-            # the header decides how much is read and written, so that is looked at before
-            elif end - begin < 16 or _HEADER.unpack_from(self._stored, begin) != (size, end - begin):
-                raise _damaged(file, f"its chunk {first - start + i:,} has not the size that it tells")
-        failed = decompress(self._stored, bounds, out.view(np.uint8))
-        if failed is not None:
-            raise _damaged(file, f"its chunk {first - start + failed:,} cannot be decoded")
-
-    def _fetch(self, file: FileIO, chunks: list[list[int]]) -> list[tuple[int, int]]:
-        """Read chunks, given by offset and length; where each begins and ends in `_stored`, -1 if it is left out."""
-        size = sum(length for offset, length in chunks if offset != _LEFT_OUT)
-        if self._stored.size < size:
-            self._stored = np.empty(size, dtype=np.uint8)
-        bounds: list[tuple[int, int]] = []
-        reads: list[tuple[int, int, int]] = []  # from where in the file, and which part of `_stored`
-        end = 0
-        for offset, length in chunks:
-            if offset == _LEFT_OUT:
-                bounds.append((-1, -1))
-                continue
-            bounds.append((end, end + length))
-            # as a rule, neighbours lie side by side: one read
-            if reads and reads[-1][0] + (end - reads[-1][1]) == offset:
-                reads[-1] = (*reads[-1][:2], end + length)
-            else:
-                reads.append((offset, end, end + length))
-            end += length
-        for offset, begin, stop in reads:
-            _read(file, offset, memoryview(self._stored)[begin:stop])
-        return bounds
+    def memory(self, stored: int, decoded: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Memory for a chunk as it is stored, of at least so many bytes, and for what it decodes to."""
+        if self._stored.size < stored:
+            self._stored = np.empty(stored, dtype=np.uint8)
+        if self._values.size < decoded:
+            self._values = np.empty(decoded, dtype=np.uint8)
+        return self._stored, self._values[:decoded]
 
     def close(self) -> None:
         """Close the file."""
@@ -194,12 +183,31 @@ class ChunkReader:
             self._file.close()
         self._array, self._file = None, None
 
-    def _open(self, array: ShardedArray, shard: int) -> FileIO:
-        if self._file is None or array is not self._array or shard != self._shard:
-            self.close()
-            self._file = FileIO(array.file(shard * array.per_shard))
-            self._array, self._shard = array, shard
-        return self._file
+
+@numba.njit(nogil=True)
+def read_chunk(pread, blosc, file, offset, length, stored, values):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """Read `length` bytes of a file, and decompress them into `values`; 0, or what is wrong with them."""
+    done = 0
+    while done < length:
+        number = read_file(pread, file, address_of(stored) + done, length - done, offset + done)
+        if number <= 0:
+            return NOT_THERE
+        done += number
+    # the header decides how much is read and written, so that is looked at before
+    if length < _HEADER_BYTES or _number(stored, 4) != values.size or _number(stored, 12) != length:
+        return OTHER_SIZE
+    if decompress(blosc, address_of(stored), address_of(values), values.size, 1) != values.size:
+        return NOT_DECODED
+    return 0
+
+
+@numba.njit(nogil=True)
+def _number(stored, at):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
+    """A number of 32 bits."""
+    number = np.int64(0)
+    for i in range(4):
+        number |= np.int64(stored[at + i]) << (8 * i)
+    return number
 
 
 def _read(file: FileIO, begin: int, out: memoryview) -> None:
