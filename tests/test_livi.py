@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import logging
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from scipy import sparse
 
 import donorloader as dl
 from _data import donor_ids
+from _faults import wait_until
 from donorloader._buffers import BufferPool
 from donorloader.integrations import _presence
 from donorloader.integrations._presence import dense_counts, dense_counts_by_torch, presence, presence_by_torch
@@ -205,6 +208,36 @@ def test_what_is_no_count_is_refused_at_once_and_wherever_it_is(layout: str, val
             continue
         with pytest.raises(ValueError, match="but row 599 of the cells has"):
             list(dl.LIVIBatches(loader))
+
+
+@pytest.mark.parametrize("prefetch", [None, 2, 0])
+def test_batches_are_made_ahead_of_the_loop(
+    store: Store, monkeypatch: pytest.MonkeyPatch, prefetch: int | None
+) -> None:
+    """Not on the loop's thread, but where there are no others; and no more of them than may wait, as they are large."""
+    made: list[str] = []
+    convert = dl.LIVIBatches.convert
+
+    def noted(self: dl.LIVIBatches, batch: dict[str, Any]) -> dict[str, Any]:
+        made.append(threading.current_thread().name)
+        return convert(self, batch)
+
+    monkeypatch.setattr(dl.LIVIBatches, "convert", noted)
+    opened = batches(store.cells(3), loader={"prefetch": prefetch})
+    passing = iter(opened)
+    next(passing)
+    if prefetch == 0:
+        assert made == [threading.current_thread().name]
+    else:
+        ahead = 2 + (4 if prefetch is None else prefetch)  # with the one in hand, and one that waits to be put
+        assert wait_until(lambda: len(made) == min(ahead, len(opened)))
+        time.sleep(0.05)
+        assert len(made) == min(ahead, len(opened))
+        assert set(made) == {"donorloader-transform"}
+        assert "transform" in opened.loader.timings().index
+    assert 1 + sum(1 for _ in passing) == len(made) == len(opened)
+    assert opened.state_dict() == opened.loader.state_dict()
+    opened.close()
 
 
 @pytest.mark.parametrize("n_variants", [1, 3, 64, 1001])
