@@ -44,7 +44,7 @@ __all__ = ["Engine"]
 _HAND_OVER = 2
 
 # Batches that do not wait behind the join: at work, between lanes, and with the loop. Their memory is used again too.
-_ON_THE_WAY = 8
+_ON_THE_WAY, _FEW = 8, 4
 
 # Memory of sparse batches that is used again: that of two load requests, unless they are large. Unit: batches; bytes.
 _CELLS_KEPT, _CELL_BYTES_KEPT = 32, 256 << 20
@@ -95,7 +95,8 @@ class Engine:
         self._obs = source.obs(options.obs_columns) if options.obs_columns else None
         self._ahead = options.batches_ahead(sampler.batch_size, window_cells)
         self._cells_ahead = options.cells_ahead(sampler.batch_size, window_cells)
-        self._dense_pool = BufferPool(keep=self._ahead + _ON_THE_WAY, keep_bytes=room)
+        # where a budget limits what waits, only a few batches are under way, of sizes that may differ much
+        self._dense_pool = BufferPool(keep=self._ahead + _ON_THE_WAY if room is None else _FEW)
         self._genotypes_pool = BufferPool(keep=self._ahead + _ON_THE_WAY)
         self._device_rows = None
         if table is not None and may_lie_on_device(table, options.device, options.genotypes_on_device):
