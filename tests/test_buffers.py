@@ -129,7 +129,7 @@ def test_an_epoch_takes_no_fresh_memory(store: Store, fresh: list[int], densify:
 
 
 @pytest.mark.filterwarnings("ignore:Bags are read fastest:UserWarning")
-def test_nor_do_dense_bags_within_a_budget(store: Store, fresh: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_do_dense_bags_within_a_budget(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that is larger than all that may wait is used again all the same."""
     monkeypatch.setattr("donorloader._buffers._SMALL", 0)
     monkeypatch.setattr("donorloader.bags.window_budget", lambda *_args, **_options: (10_000, 1))

@@ -149,7 +149,7 @@ class ReadOptions:
         return self.dense_ahead() if self.densify else self.cells_ahead(batch_size, window_cells)
 
     def dense_ahead(self) -> int:
-        """Batches that may wait as they are large."""
+        """Batches that may wait where each is large, as dense ones are."""
         return _DENSE_BATCHES if self.prefetch is None else self.prefetch
 
     def cells_ahead(self, batch_size: int | None, window_cells: int) -> int:

@@ -10,8 +10,7 @@ import numpy as np
 
 from donorloader._vectors import address_of, copy_bytes
 
-from ._native import native_functions
-from ._shards import read_chunk
+from ._shards import chunk_error, read_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -113,12 +112,9 @@ class Placing:
         where = array.index(group.shard, file)[group.chunks - group.shard * array.per_shard].astype(np.int64)
         stored, values = reader.memory(int(where[:, 1].max(initial=0)), array.chunk_bytes)
         fill = np.array([array.fill_value], dtype=array.dtype)
-        functions = native_functions()
-        if functions is None:
-            raise RuntimeError("There is nothing to decode chunks with.")  # never: such arrays are not opened
         while done < group.chunks.size:
             rest = (group.chunks[done:] * array.chunk, group.lows[done:], group.highs[done:])
-            source = (*functions, file.fileno(), where[done:], stored)
+            source = (*array.functions, file.fileno(), where[done:], stored)
             rows = (self.starts, self.stops, self.to)
             if self.n_columns is None:
                 number, wrong = _place_bytes(*source, values, array.dtype.itemsize, fill.view(np.uint8), *rest, *rows)
@@ -132,7 +128,7 @@ class Placing:
                     f"{file.name!r} is damaged: X has {self.n_columns:,} columns, but a cell has a value in one "
                     "outside these. Copy the store again, or prepare the study again."
                 )
-            if wrong and (error := array.error(reader, group.shard, int(group.chunks[done]), wrong)) is not None:
+            if wrong and (error := chunk_error(file, int(group.chunks[done]), tuple(where[done].tolist()), wrong)):
                 raise error
 
 

@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     import zarr
     from numpy.typing import NDArray
 
-__all__ = ["ShardReader", "ShardedArray", "read_chunk"]
+    from ._native import Functions
+
+__all__ = ["ShardReader", "ShardedArray", "chunk_error", "read_chunk"]
 
 _LEFT_OUT = 2**64 - 1  # offset of a chunk that holds nothing but the fill value
-_HEADER_BYTES = (
-    16  # of a blosc buffer: from byte 4 on what it decodes to, from 12 on what it takes; the rest is not ours
-)
+# Header of a blosc buffer: from byte 4 on what it decodes to, from byte 12 on what it takes; the rest is not ours.
+_HEADER_BYTES = 16
 
-#: What :func:`read_chunk` finds wrong.
-NOT_THERE, OTHER_SIZE, NOT_DECODED = 1, 2, 3
+# What `read_chunk` finds wrong.
+_NOT_THERE, _OTHER_SIZE, _NOT_DECODED = 1, 2, 3
 
 
 class ShardedArray:
@@ -52,6 +53,8 @@ class ShardedArray:
         Chunks of a shard.
     fill_value
         Value of chunks that are not stored.
+    functions
+        What :func:`read_chunk` calls.
 
     References
     ----------
@@ -59,21 +62,22 @@ class ShardedArray:
     .. [2] https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
     """
 
-    def __init__(self, folder: Path, metadata: ArrayV3Metadata, codec: ShardingCodec, shard: int):
+    def __init__(self, folder: Path, metadata: ArrayV3Metadata, codec: ShardingCodec, shard: int, functions: Functions):
         self.size = int(metadata.shape[0])
         self.dtype: np.dtype[Any] = metadata.dtype.to_native_dtype()
         self.chunk = int(codec.chunk_shape[0])
         self.per_shard = shard // self.chunk
         self.fill_value = metadata.fill_value
+        self.functions = functions
         self._folder, self._metadata = folder, metadata
         self._index_first = str(getattr(codec.index_location, "value", codec.index_location)) == "start"
         self._indexes: dict[int, tuple[tuple[int, ...], NDArray[np.uint64]]] = {}
 
     @classmethod
     def open(cls, array: zarr.Array[Any]) -> ShardedArray | None:
-        """Such an array, or `None` where zarr has to read it: it lies elsewhere, or is stored otherwise."""
-        metadata, store = array.metadata, array.store
-        if native_functions() is None:
+        """Such an array, or `None` where zarr has to read it: it is elsewhere, or stored otherwise."""
+        metadata, store, functions = array.metadata, array.store, native_functions()
+        if functions is None:
             return None
         if not isinstance(store, LocalStore) or not isinstance(metadata, ArrayV3Metadata) or array.ndim != 1:
             return None
@@ -91,7 +95,7 @@ class ShardedArray:
                     return None
             case _:
                 return None
-        made = cls(Path(store.root).absolute() / array.path, metadata, codec, array.shards[0])  # type: ignore[index] # it has the codec
+        made = cls(Path(store.root).absolute() / array.path, metadata, codec, array.shards[0], functions)  # type: ignore[index] # it has the codec
         numbers = made.dtype.kind in "iuf" and made.dtype.isnative
         # a file that is not there stands for fill values, or is lost: zarr tells, if anyone
         return made if numbers and all(made._path(shard).is_file() for shard in range(made.n_shards)) else None
@@ -135,22 +139,6 @@ class ShardedArray:
             raise _damaged(file, "it has chunks that reach past its end")
         return index
 
-    def error(self, reader: ShardReader, shard: int, chunk: int, status: int) -> ValueError | None:
-        """What to raise where :func:`read_chunk` found something wrong; `None` if it is worth another try.
-
-        Raises
-        ------
-        OSError
-            If the file cannot be read.
-        """
-        file = reader.open(self, shard)
-        if status == NOT_THERE:  # reading it once more tells why
-            offset, length = self.index(shard, file)[chunk - shard * self.per_shard].tolist()
-            _read(file, offset, memoryview(bytearray(length)))
-            return None
-        what = "has not the size that it tells" if status == OTHER_SIZE else "cannot be decoded"
-        return _damaged(file, f"its chunk {chunk:,} {what}")
-
 
 class ShardReader:
     """What one thread reads shards with: the file that it read last, left open, and memory to decode in."""
@@ -191,13 +179,13 @@ def read_chunk(pread, blosc, file, offset, length, stored, values):  # type: ign
     while done < length:
         number = read_file(pread, file, address_of(stored) + done, length - done, offset + done)
         if number <= 0:
-            return NOT_THERE
+            return _NOT_THERE
         done += number
     # the header decides how much is read and written, so that is looked at before
     if length < _HEADER_BYTES or _number(stored, 4) != values.size or _number(stored, 12) != length:
-        return OTHER_SIZE
+        return _OTHER_SIZE
     if decompress(blosc, address_of(stored), address_of(values), values.size, 1) != values.size:
-        return NOT_DECODED
+        return _NOT_DECODED
     return 0
 
 
@@ -208,6 +196,35 @@ def _number(stored, at):  # type: ignore[no-untyped-def] # pragma: no cover, com
     for i in range(4):
         number |= np.int64(stored[at + i]) << (8 * i)
     return number
+
+
+def chunk_error(file: FileIO, chunk: int, where: tuple[int, int], wrong: int) -> ValueError | None:
+    """What to raise where :func:`read_chunk` found something wrong; `None` if it is worth another try.
+
+    Parameters
+    ----------
+    file
+        That was read.
+    chunk
+        Number of the chunk, for the message.
+    where
+        Its offset and length in the file. Unit: bytes.
+    wrong
+        What was found.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    ValueError
+        If it ends before the chunk does.
+    """
+    if wrong == _NOT_THERE:  # reading it once more tells why
+        offset, length = where
+        _read(file, offset, memoryview(bytearray(length)))
+        return None
+    what = "has not the size that it tells" if wrong == _OTHER_SIZE else "cannot be decoded"
+    return _damaged(file, f"its chunk {chunk:,} {what}")
 
 
 def _read(file: FileIO, begin: int, out: memoryview) -> None:
