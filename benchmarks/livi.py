@@ -68,7 +68,7 @@ def livi(data: Data, rounds: int) -> Iterator[Result]:
 
     with ours.joined(data, data.genotypes_rows, variants=VARIANTS) as loader:
         batches = dl.LIVIBatches(loader, covariates=["cell_type"], known_cis=known)
-        batches._covariates *= len(COVARIATES)
+        batches._convert._covariates *= len(COVARIATES)
 
         def here() -> Iterator[Batch]:
             for batch in batches:

@@ -22,6 +22,7 @@ class Stream:
     name: str
     start: Callable[[], Iterable[Batch]]  #: starts a new pass
     step: float = 0.0  #: seconds the consumer sleeps over a batch: a step on a device, which leaves the CPU free
+    passes: int = 1  #: begun one after the other and timed together, as epochs of a training run are
     only_batches: int | None = None  #: where a pass takes minutes: its first batches only (whole windows, please)
     at_most_rounds: int | None = None  #: where a pass takes long: the first rounds only
 
@@ -63,12 +64,13 @@ def one_pass(stream: Stream) -> float:
     gc.freeze()
     cells = 0
     began = time.perf_counter()
-    for number, batch in enumerate(stream.start(), start=1):
-        cells += batch["X"].shape[0]
-        if stream.step:
-            time.sleep(stream.step)
-        if number == stream.only_batches:
-            break
+    for _ in range(stream.passes):
+        for number, batch in enumerate(stream.start(), start=1):
+            cells += batch["X"].shape[0]
+            if stream.step:
+                time.sleep(stream.step)
+            if number == stream.only_batches:
+                break
     return cells / (time.perf_counter() - began)
 
 

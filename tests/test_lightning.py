@@ -20,6 +20,7 @@ from annbatch.samplers import WeightedClassSampler
 
 import donorloader as dl
 from _data import N_GENES
+from _join import orders
 from donorloader.integrations._lightning import is_on
 
 with warnings.catch_warnings():
@@ -190,6 +191,30 @@ def test_balance_is_for_training_alone(store: Store) -> None:
     ) as data:
         assert {d for batch in data.loader("train") for d in batch["donors"]} == {"d1"}
         assert {d for batch in data.loader("val") for d in batch["donors"]} == set(cells.donor)
+
+
+@BOTH
+def test_the_next_epoch_is_read_for_training_alone(store: Store, pl: Any) -> None:
+    cells = store.cells(3)
+    expected = [orders(epoch_of(cells.path, epoch)) for epoch in range(3)]
+    with dl.DonorDataModule(
+        cells.path, split={"train": None, "val": None}, batch_size=32, read_next_epoch=True, prefetch=2
+    ) as data:
+        model = small_model(pl)
+        trainer(pl, max_epochs=3).fit(model, datamodule=data)
+        assert model.seen["train"] == [(epoch, batch) for epoch in range(3) for batch in expected[epoch]]
+    with dl.DonorDataModule(cells.path, split={"train": None, "val": None}, read_next_epoch=True) as data:
+        assert [data.loader(stage)._engine.reads_next_epoch for stage in ("train", "val", "predict")] == [
+            True,
+            False,
+            False,
+        ]
+
+
+def epoch_of(path: Path, epoch: int) -> dl.DonorLoader:
+    loader = dl.DonorLoader(path, batch_size=32)
+    loader.set_epoch(epoch)
+    return loader
 
 
 def test_a_sampler_is_for_training_alone(store: Store) -> None:

@@ -22,6 +22,7 @@ from _data import donor_ids
 from _faults import wait_until
 from donorloader._buffers import BufferPool
 from donorloader.integrations import _presence
+from donorloader.integrations._livi_convert import LIVIConverter
 from donorloader.integrations._presence import dense_counts, dense_counts_by_torch, presence, presence_by_torch
 
 if TYPE_CHECKING:
@@ -216,13 +217,13 @@ def test_batches_are_made_ahead_of_the_loop(
 ) -> None:
     """Not on the loop's thread, but where there are no others; and no more of them than may wait, as they are large."""
     made: list[str] = []
-    convert = dl.LIVIBatches.convert
+    convert = LIVIConverter.__call__
 
-    def noted(self: dl.LIVIBatches, batch: dict[str, Any]) -> dict[str, Any]:
+    def noted(self: LIVIConverter, batch: dict[str, Any]) -> dict[str, Any]:
         made.append(threading.current_thread().name)
         return convert(self, batch)
 
-    monkeypatch.setattr(dl.LIVIBatches, "convert", noted)
+    monkeypatch.setattr(LIVIConverter, "__call__", noted)
     opened = batches(store.cells(3), loader={"prefetch": prefetch})
     passing = iter(opened)
     next(passing)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from donorloader._choose import Donors
     from donorloader._options import GenotypeOptions
+    from donorloader.genotypes import GenotypeBatch
     from donorloader.samplers import Share
 
 __all__ = ["MAX_CELLS", "BagSource", "window_budget"]
@@ -176,6 +177,14 @@ class BagSource:
             "labels": None if self.labels is None else self.labels.values[bags],
             "donor_covariates": {name: column.values[bags] for name, column in self.covariates.items()} or None,
         }
+
+    def add_fields(self, batch: dict[str, Any], genotypes: GenotypeBatch) -> None:
+        """Make a batch of cells one of bags."""
+        sizes = np.bincount(genotypes.donor_idx, minlength=genotypes.donors.size)
+        batch["offsets"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        if genotypes.bags is not None:  # always so, as the sampler is one of bags
+            batch.update(self.fields(genotypes.bags))
+        del batch["unique_donors"]
 
 
 def window_budget(memory: int, cell_bytes: float, *, dense: bool) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from donorloader.pipeline import (
 from donorloader.samplers import DonorSampler, EpochSampler
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator
 
     from annbatch.abc import Sampler
@@ -102,13 +103,17 @@ class Engine:
         if table is not None and may_lie_on_device(table, options.device, options.genotypes_on_device):
             self._device_rows = DeviceRows(table, options.device)  # type: ignore[arg-type] # there is one, it says
         self._passes: weakref.WeakSet[Pass] = weakref.WeakSet()
-        self.seconds: dict[str, dict[str, float]] = {}
         self._convert: Callable[[Any], Any] | None = None
         if options.to == "torch":
             silence_csr_warning()
             self._convert = to_torch
         elif options.to == "jax":
             self._convert = jax_converter()
+
+    @property
+    def reads_next_epoch(self) -> bool:
+        """Whether a pass is to begin while the one before it ends."""
+        return self._options.read_next_epoch
 
     @property
     def n_batches(self) -> int:
@@ -136,15 +141,25 @@ class Engine:
         sampler = DonorSampler(inner, self._match.codes, seed=seed, epoch=epoch, skip=skip)
         return sampler.sample(self._source.n_obs)
 
-    def start(self, epoch: int, *, skip: int = 0, transform: Transform | None = None) -> Pass:
-        """Begin a pass at batch `skip`; its lanes run at once.
+    def start(
+        self, epoch: int, *, skip: int = 0, transform: Transform | None = None, called: threading.Event | None = None
+    ) -> Pass:
+        """Begin a pass; its lanes run at once.
 
-        `transform` makes something else of each batch: on a lane, too, unless batches are on a device, where the loop's
-        own thread does, as it waits for their copies.
+        Parameters
+        ----------
+        epoch, skip
+            Which epoch, and from which of its batches on.
+        transform
+            Makes something else of each batch: on a lane, too, unless batches are on a device, where the loop's own
+            thread does, as it waits for their copies.
+        called
+            Set once the pass before this one is over. Where rows of genotypes do not all stay in memory, they are read
+            from then on: their budget is for one pass.
         """
         conveyor = Conveyor(epoch, threads=self._options.prefetch != 0)
         try:
-            batches = self._joined(conveyor, epoch, skip)
+            batches = self._joined(conveyor, epoch, skip, called)
             if transform is not None:
                 batches = map(transform, batches)
                 if self._options.device is None:
@@ -154,7 +169,6 @@ class Engine:
             conveyor.stop()
             raise
         self._passes.add(pass_)
-        self.seconds = conveyor.seconds
         return pass_
 
     def close(self) -> None:
@@ -164,11 +178,13 @@ class Engine:
         for pool in (self._cells_pool, self._dense_pool, self._genotypes_pool):
             pool.clear()
 
-    def _joined(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[dict[str, Any]]:
+    def _joined(
+        self, conveyor: Conveyor, epoch: int, skip: int, called: threading.Event | None
+    ) -> Iterator[dict[str, Any]]:
         """The batches of one pass: lanes → join → device."""
         batches = join_lanes(
             self._cell_lane(conveyor, epoch, skip),
-            self._genotype_lane(conveyor, epoch, skip),
+            self._genotype_lane(conveyor, epoch, skip, called),
             self._joiner,
             self._assemble,
             check=self._options.check,
@@ -192,7 +208,9 @@ class Engine:
         dense = stream_dense(cells, self._dense_pool)
         return conveyor.lane("dense cells", dense, capacity=_HAND_OVER, room=self._room, size=_size)
 
-    def _genotype_lane(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[GenotypeBatch]:
+    def _genotype_lane(
+        self, conveyor: Conveyor, epoch: int, skip: int, called: threading.Event | None
+    ) -> Iterator[GenotypeBatch]:
         read_here = self._table if self._device_rows is None else None  # else rows are taken where they lie
         windows = plan_windows(
             self.plan(epoch, skip=skip),
@@ -200,6 +218,7 @@ class Engine:
             lambda: chain(self.plan(epoch, skip=skip), self.plan(epoch + 1)),
             self._options.donor_rows,
             lambda: conveyor.stopped,
+            called,
         )
         if read_here is not None and not read_here.resident:
             # reading is a lane of its own, so that the next window is read while this one is gathered

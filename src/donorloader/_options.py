@@ -104,6 +104,7 @@ class ReadOptions:
     preload_to_gpu: bool
     genotypes_on_device: bool | None
     check: bool
+    read_next_epoch: bool = False
 
     @classmethod
     def checked(
@@ -130,6 +131,8 @@ class ReadOptions:
             isinstance(prefetch, bool) or not isinstance(prefetch, int | np.integer) or prefetch < 0
         ):
             raise ValueError(f"prefetch must be a number of batches, 0 for no threads, or None, got {prefetch!r}.")
+        if options.get("read_next_epoch") and prefetch == 0:
+            raise ValueError("read_next_epoch=True reads ahead on threads, and prefetch=0 allows none: leave one out.")
         if options["preload_to_gpu"] and options["to"] != "torch":
             raise ValueError("preload_to_gpu=True yields torch tensors: use to='torch'.")
         if device is not None and options["to"] != "torch":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas as pd
 from torch.utils.data import IterableDataset, get_worker_info
 
+from donorloader._next_pass import NextPass
 from donorloader._process import Process, sendable
 from donorloader._state import STATE_VERSION, check_format, check_same, fingerprint
 from donorloader.pipeline import PassRecord, Progress
@@ -24,6 +27,12 @@ if TYPE_CHECKING:
     from donorloader.genotypes import ReadCounts
 
 __all__ = ["StreamLoader", "check_epoch", "check_seed"]
+
+
+def _read_on(loader: weakref.ref[StreamLoader], transform: Transform | None) -> None:
+    """Begin the next pass of a loader, if there is one who could ask for it."""
+    if (this := loader()) is not None and not this._closed:
+        this._next.begin(*this._progress.next_pass(), transform)
 
 
 def check_seed(seed: Any) -> int:
@@ -53,7 +62,8 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         super().__init__()
         self._tables, self._engine, self._ordering = tables, engine, ordering
         self._process, self._shared_out = Process(), False
-        self._progress = Progress()
+        self._progress, self._next = Progress(), NextPass(engine)
+        self._seconds: dict[str, dict[str, float]] = {}
         self._closed = False
         self._last: PassRecord | None = None
         self._identities: dict[int | None, dict[str, Any]] = {}  # by number of canonical shards
@@ -77,8 +87,10 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
             )
         self._process.check(type(self).__name__)
         epoch, skip = self._progress.next_pass()
-        pass_ = self._engine.start(epoch, skip=skip, transform=transform)
-        self._last = pass_.record
+        pass_ = self._next.take(epoch, skip, transform)
+        if self._engine.reads_next_epoch:
+            pass_.once_read(partial(_read_on, weakref.ref(self), transform))
+        self._last, self._seconds = pass_.record, pass_.seconds
         self._progress.begin(pass_.record)
         return pass_
 
@@ -261,7 +273,7 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         where the loop waits, the one of these that is waited for is slow. Batches for a model of :class:`LIVIBatches`
         are made behind the join, by ``transform``.
         """
-        return pd.DataFrame.from_dict(self._engine.seconds, orient="index", columns=["work", "blocked", "waited_for"])
+        return pd.DataFrame.from_dict(self._seconds, orient="index", columns=["work", "blocked", "waited_for"])
 
     def close(self) -> None:
         """End all passes and their threads, and close the files that this loader opened. Safe to call again.
@@ -269,6 +281,7 @@ class StreamLoader(IterableDataset[dict[str, Any]]):
         A loop that asks a pass for another batch then gets a `RuntimeError`: it has not seen all of them.
         """
         self._closed = True
+        self._next.drop()
         self._engine.close()
         self._tables.close()
 

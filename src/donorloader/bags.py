@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from donorloader._bag_source import MAX_CELLS, BagSource, window_budget
 from donorloader._bag_weights import bag_weights
 from donorloader._choose import as_donors
@@ -20,13 +18,14 @@ from donorloader.samplers import WINDOW_CELLS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy as np
     import pandas as pd
     import torch
     from annbatch.abc import Sampler
     from numpy.typing import NDArray
 
     from donorloader._choose import Donors
-    from donorloader.genotypes import Encoding, GenotypeBatch, MissingCalls
+    from donorloader.genotypes import Encoding, MissingCalls
     from donorloader.pipeline import PassRecord
     from donorloader.samplers import Share
 
@@ -81,7 +80,7 @@ class BagLoader(StreamLoader):
         Cells that are read at once. Default: 16,384, or as many as `cell_memory` allows.
     obs_columns, variants, donors, cells_query, missing_donors, genotype_layer, genotype_encoding, missing_calls, \
 genotype_memory, to, device, densify, genotypes_on_device, \
-prefetch, preload_to_gpu, check, seed
+prefetch, read_next_epoch, preload_to_gpu, check, seed
         As for :class:`DonorLoader`.
     rank, world_size, num_canonical_shards, uneven
         As for :class:`DonorLoader`; what ranks share is bags, such that each has about as many cells (in random order;
@@ -146,6 +145,7 @@ prefetch, preload_to_gpu, check, seed
         device: str | torch.device | None = None,
         densify: bool = False,
         prefetch: int | None = None,
+        read_next_epoch: bool = False,
         preload_to_gpu: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
@@ -163,6 +163,7 @@ prefetch, preload_to_gpu, check, seed
             device=device,
             densify=densify,
             prefetch=prefetch,
+            read_next_epoch=read_next_epoch,
             preload_to_gpu=preload_to_gpu,
             genotypes_on_device=genotypes_on_device,
             check=check,
@@ -236,7 +237,7 @@ prefetch, preload_to_gpu, check, seed
                 window_cells=window_cells,
                 options=options,
                 room=room,
-                add_fields=self._add_fields,
+                add_fields=source.add_fields,
             )
         super().__init__(tables, engine, ordering)
 
@@ -278,10 +279,3 @@ prefetch, preload_to_gpu, check, seed
     def _all_taken(self, record: PassRecord) -> bool:
         """Whether a pass gave all its batches; a loop that counts them, as Lightning's, does not ask for its end."""
         return record.finished or (not self._ordering.resumed and record.skipped + record.delivered >= len(self))
-
-    def _add_fields(self, batch: dict[str, Any], genotypes: GenotypeBatch) -> None:
-        sizes = np.bincount(genotypes.donor_idx, minlength=genotypes.donors.size)
-        batch["offsets"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        if genotypes.bags is not None:  # always so, as the sampler is one of bags
-            batch.update(self._source.fields(genotypes.bags))
-        del batch["unique_donors"]

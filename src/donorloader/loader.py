@@ -108,6 +108,9 @@ class DonorLoader(StreamLoader):
     prefetch
         Batches that may be ready ahead of the loop. Default: those of one load request, so that the next request is
         read while they are used (4 if `densify`, whose windows are read ahead on their own). 0: no threads at all.
+    read_next_epoch
+        Whether to read the beginning of the next epoch while the last batches of this one are used, so that a loop over
+        epochs never waits for a first load request. After the last one, what was read waits until :meth:`close`.
     preload_to_gpu
         Passed to annbatch, which then handles X on the GPU by cupy.
     rank, world_size
@@ -186,6 +189,7 @@ class DonorLoader(StreamLoader):
         device: str | torch.device | None = None,
         densify: bool = False,
         prefetch: int | None = None,
+        read_next_epoch: bool = False,
         preload_to_gpu: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
@@ -203,6 +207,7 @@ class DonorLoader(StreamLoader):
             device=device,
             densify=densify,
             prefetch=prefetch,
+            read_next_epoch=read_next_epoch,
             preload_to_gpu=preload_to_gpu,
             genotypes_on_device=genotypes_on_device,
             check=check,

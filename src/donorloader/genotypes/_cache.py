@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["NextUse", "PassStopped", "RowCache", "Slots"]
+__all__ = ["LOOK", "NextUse", "PassStopped", "RowCache", "Slots"]
 
-# Between two looks at whether the pass is over, while a slot is waited for. Unit: seconds.
-_LOOK = 0.05
+#: Between two looks at whether the pass is over, while something is waited for. Unit: seconds.
+LOOK = 0.05
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -120,7 +120,7 @@ class RowCache:
                 while self._users[taken].any():
                     if stopped():
                         raise PassStopped
-                    self._changed.wait(_LOOK)
+                    self._changed.wait(LOOK)
             old = self._code_in[taken]
             self._slot_of[old[old >= 0]] = -1
             self._code_in[taken] = donors[missing]

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ._cache import PassStopped
+from ._cache import LOOK, PassStopped
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
@@ -53,6 +54,7 @@ def plan_windows(
     trace: Callable[[], Iterable[DonorRequest]],
     donor_rows: Literal["batch", "window"],
     stopped: Callable[[], bool],
+    called: threading.Event | None = None,
 ) -> Iterator[tuple[DonorRequest, WindowRows | None]]:
     """Each donor request with the rows of its donors.
 
@@ -70,11 +72,16 @@ def plan_windows(
         unless its batches share them.
     stopped
         Says whether the pass is over, at whatever point.
+    called
+        Set once the pass before is over: rows that do not stay are not read before.
     """
     if table is None:
         yield from ((request, None) for request in requests)
         return
     order = _Order() if table.resident else _Order.of(trace, table, donor_rows)
+    while not table.resident and called is not None and not called.wait(LOOK):
+        if stopped():
+            return
     rows = table.begin(lambda: order.donors, order.largest)
     try:
         for whole in requests:

@@ -23,8 +23,8 @@ __all__ = ["DonorDataModule", "LIVIDataModule"]
 
 _STAGES = ("train", "val", "test", "predict")
 
-# Options that draw for training: every cell, or bag, comes once when a model is evaluated.
-_DRAWS = ("balance", "donor_weights", "n_bags", "batch_sampler")
+# Options that are for training: when a model is evaluated, every cell, or bag, comes once, and the epoch is always 0.
+_FOR_TRAINING = ("balance", "donor_weights", "n_bags", "batch_sampler", "read_next_epoch")
 
 
 class DonorDataModule:
@@ -61,7 +61,7 @@ class DonorDataModule:
         beside which `batch_size` is that of the others, by default the sampler's. Bags have ``bags_per_batch`` among
         `options`.
     **options
-        Any other option of the loader.
+        Any other option of the loader; what draws bags, and `read_next_epoch`, is for training alone.
 
     Raises
     ------
@@ -129,7 +129,7 @@ class DonorDataModule:
     def _make_loader(self, stage: str) -> Any:
         train = stage == "train"
         (rank, world_size), device = self._place()
-        options = self._options if train else {k: v for k, v in self._options.items() if k not in _DRAWS}
+        options = self._options if train else {k: v for k, v in self._options.items() if k not in _FOR_TRAINING}
         if (sampler := self._options.get("batch_sampler")) is not None:
             if train:  # it has a size of its own
                 options = {k: v for k, v in options.items() if k != "batch_size"}

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
-import torch
 
-from donorloader._buffers import BufferPool
-
-from ._livi_inputs import check_counts, cis_matrix, donor_codes, look_for_missing, no_counts
-from ._presence import dense_counts, dense_counts_by_torch, not_a_count, presence, presence_by_torch
+from ._livi_convert import LIVIConverter
+from ._livi_inputs import check_counts, cis_matrix, donor_codes, look_for_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    import torch
     from numpy.typing import NDArray
 
     from donorloader.loader import DonorLoader
@@ -98,16 +96,16 @@ class LIVIBatches:
             raise ValueError(f"missing must be one of 'error', 'absent', 'mean', got {missing!r}.")
         self.loader = loader
         self._tables = tables = loader._tables
-        self._pool = BufferPool()
         self._used = tables.match.codes >= 0
         check_counts(tables.source)
-        self.donor_categories, self._code_of = donor_codes(loader.donors, donor_categories)
+        self.donor_categories, code_of = donor_codes(loader.donors, donor_categories)
         self.covariate_categories: dict[str, NDArray[np.object_]] = {}
-        self._covariates = [self._covariate(name) for name in covariates]
-        self.covariates_dims = [c.size for c in self.covariate_categories.values()] if self._covariates else None
-        self._size_factor = None if size_factor is None else self._numbers(size_factor)
+        codes = [self._covariate(name) for name in covariates]
+        self.covariates_dims = [c.size for c in self.covariate_categories.values()] if codes else None
+        factors = None if size_factor is None else self._numbers(size_factor)
         self.known_cis: torch.Tensor | None = None
         self.missing_calls: pd.Series | None = None
+        fill = None
         if known_cis is not None:
             if tables.table is None:
                 raise ValueError(
@@ -121,7 +119,10 @@ class LIVIBatches:
                 )
             names = tables.table.store.names(tables.table.columns)
             self.known_cis = cis_matrix(known_cis, names, loader.var_names)
-            self.missing_calls, self._fill = look_for_missing(tables.table, names, missing)
+            self.missing_calls, fill = look_for_missing(tables.table, names, missing)
+        self._convert = LIVIConverter(
+            code_of[tables.match.codes].astype(np.int32), codes, factors, self.known_cis, fill
+        )
 
     @property
     def n_genes(self) -> int:
@@ -144,7 +145,7 @@ class LIVIBatches:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Begin a pass over the loader: its next epoch. Batches are made ahead of the loop, on a thread."""
-        return self.loader.begin(self.convert)
+        return self.loader.begin(self._convert)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass."""
@@ -164,36 +165,7 @@ class LIVIBatches:
 
     def convert(self, batch: dict[str, Any]) -> dict[str, Any]:
         """One batch of the loader as LIVI takes it."""
-        if not isinstance(batch["index"], torch.Tensor | np.ndarray):
-            raise TypeError("LIVIBatches makes torch tensors: make the loader with to='torch'.")
-        index = batch["index"].cpu().numpy() if isinstance(batch["index"], torch.Tensor) else batch["index"]
-        device = batch["X"].device if isinstance(batch["X"], torch.Tensor) else torch.device("cpu")
-        on_cpu = device.type == "cpu"
-        if on_cpu:
-            x, sums, bad = dense_counts(batch["X"], self._pool)
-            if bad >= 0:
-                raise no_counts(f"row {int(index[bad])} of the cells", not_a_count(x[bad]))
-            counts, size_factor = torch.from_numpy(x), torch.from_numpy(sums)
-        else:
-            counts, size_factor = dense_counts_by_torch(batch["X"])
-        if self._size_factor is not None:
-            size_factor = torch.from_numpy(self._size_factor[index][:, None]).to(device)
-        codes = self._code_of[self._tables.match.codes[index]]
-        made: dict[str, Any] = {"x": counts, "y": torch.from_numpy(codes).to(device), "size_factor": size_factor}
-        made["covariates"] = [torch.from_numpy(c[index].astype(np.int64)).to(device) for c in self._covariates]
-        if self.known_cis is not None:
-            made["GT_cells"] = self._presence(batch["donor_features"], batch["donor_idx"], on_cpu)
-            if self.known_cis.device != device:
-                self.known_cis = self.known_cis.to(device)
-            made["known_cis"] = self.known_cis
-        made["index"] = torch.from_numpy(index).to(device)
-        return made
-
-    def _presence(self, features: Any, donor_idx: Any, on_cpu: bool) -> torch.Tensor:
-        if on_cpu:
-            values, rows = (a.numpy() if isinstance(a, torch.Tensor) else a for a in (features, donor_idx))
-            return torch.from_numpy(presence(values, rows, self._fill, self._pool))
-        return presence_by_torch(features, donor_idx, torch.from_numpy(self._fill))
+        return self._convert(batch)
 
     def _covariate(self, name: str) -> NDArray[np.int32]:
         """(n_cells,) codes of a covariate, and its categories noted."""

@@ -50,6 +50,7 @@ class Conveyor:
         self._threads: list[threading.Thread] = []
         self._queues: list[_LaneQueue] = []
         self._sources: list[Any] = []
+        self._ended: set[str] = set()
         self._switching, self._running = QuickSwitching(), 0
         self.seconds: dict[str, dict[str, float]] = {}
         # Runs before zarr ends its event loop at exit, which was registered earlier; a lane that waits for that
@@ -116,6 +117,10 @@ class Conveyor:
         self._switching.end()
         atexit.unregister(self.stop)
 
+    def has_ended(self, name: str) -> bool:
+        """Whether a lane has made all of its items; some may wait to be taken."""
+        return name in self._ended
+
     @property
     def stopped(self) -> bool:
         """Whether :meth:`stop` was called."""
@@ -168,6 +173,7 @@ class Conveyor:
                 finished = time.perf_counter()
                 seconds["work"] += finished - start
                 if item is _END:
+                    self._ended.add(name)
                     queue.put(item, 0)
                     return
                 done += batches(item)  # type: ignore[arg-type]

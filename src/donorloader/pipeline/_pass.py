@@ -63,6 +63,7 @@ class Pass:
         self.record = PassRecord(conveyor.epoch, skipped)
         self._batches = batches
         self._cut_short = False
+        self._once_read: Callable[[], None] | None = None
         self._finalizer = weakref.finalize(self, conveyor.stop)
         self._finalizer.atexit = False  # the conveyor sees to the exit itself, in the right order
 
@@ -73,6 +74,8 @@ class Pass:
         try:
             with self._lock:  # threads that share a pass take turns
                 self.record.begun = True
+                if self._conveyor.has_ended("cells"):
+                    self._all_read()
                 batch = next(self._batches)
                 self.record.delivered += 1
                 return batch
@@ -80,6 +83,8 @@ class Pass:
             if not self._conveyor.stopped:
                 self.record.finished = True
             self.close()
+            if self.record.finished:
+                self._all_read()
             if self._cut_short and not self.record.finished:
                 raise RuntimeError(
                     f"The loader was closed in the middle of a pass: {self.record.delivered:,} batches of epoch "
@@ -89,6 +94,15 @@ class Pass:
         except BaseException:  # also KeyboardInterrupt: whatever ends the loop ends the lanes
             self.close()
             raise
+
+    def once_read(self, do: Callable[[], None]) -> None:
+        """Have something done when all cells have been read, by the loop's thread as it asks for another batch."""
+        self._once_read = do
+
+    def _all_read(self) -> None:
+        do, self._once_read = self._once_read, None
+        if do is not None:
+            do()
 
     def close(self) -> None:
         """End the pass and its threads; harmless if it has ended."""
