@@ -110,18 +110,18 @@ def write(
     return ad.io.sparse_dataset(group)
 
 
-def reader(parts: list[ad.abc.CSRDataset], *requests: Any, threads: bool = True) -> CsrReader:
+def reader(parts: list[ad.abc.CSRDataset], *requests: Any, **options: Any) -> CsrReader:
     stored = [StoredCsr.open(part, f"dataset_{i}") for i, part in enumerate(parts)]
     assert all(stored)
     pool = BufferPool(keep=4)
-    return CsrReader(stored, parts[0].shape[1], Requests(*requests), pool=pool, threads=threads)  # type: ignore[arg-type]
+    return CsrReader(stored, parts[0].shape[1], Requests(*requests), pool=pool, **options)  # type: ignore[arg-type]
 
 
-def assert_same(batch: Any, X: sp.csr_matrix, rows: np.ndarray) -> None:
+def assert_same(batch: Any, X: sp.csr_matrix, rows: np.ndarray, index: Any = np.int32) -> None:
     np.testing.assert_array_equal(batch["index"], rows)
     ours, expected = batch["X"], X[rows]
     assert ours.shape == expected.shape
-    assert (ours.dtype, ours.indices.dtype, ours.indptr.dtype) == (X.dtype, np.int32, np.int32)
+    assert (ours.dtype, ours.indices.dtype, ours.indptr.dtype) == (X.dtype, index, np.int32)
     for name in ("indptr", "indices", "data"):  # the order of columns too
         np.testing.assert_array_equal(getattr(ours, name), getattr(expected, name))
 
@@ -132,12 +132,13 @@ def assert_same(batch: Any, X: sp.csr_matrix, rows: np.ndarray) -> None:
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=3),
     longest=st.sampled_from([0, 1, 9, 70]),
     dtype=st.sampled_from(["float32", "float64", "int16", "uint8"]),
-    index=st.sampled_from(["uint8", "uint16", "uint32", "int32", "int64"]),
+    index=st.sampled_from(["uint8", "uint16", "uint32", "uint64", "int32", "int64"]),
     chunks=st.tuples(st.integers(4, 40), st.integers(4, 40)),
     per_shard=st.integers(1, 5),
     codec=st.sampled_from(list(CODECS)),
     runs=st.booleans(),
     threads=st.booleans(),
+    as_stored=st.booleans(),
 )
 def test_the_rows_that_were_asked_for(
     seed: int,
@@ -150,6 +151,7 @@ def test_the_rows_that_were_asked_for(
     codec: str,
     runs: bool,
     threads: bool,
+    as_stored: bool,
 ) -> None:
     rng = np.random.default_rng(seed)
     parts = [matrix(rng, n, 80, longest, dtype) for n in sizes]
@@ -173,10 +175,10 @@ def test_the_rows_that_were_asked_for(
             splits = np.array_split(positions, min(positions.size, 4))
             requests.append({"requests": request, "splits": splits})
             expected += [rows[split] for split in splits]
-        batches = list(reader(stored, *requests, threads=threads))
+        batches = list(reader(stored, *requests, threads=threads, as_stored=as_stored))
         assert len(batches) == len(expected)
         for batch, rows in zip(batches, expected, strict=True):
-            assert_same(batch, X, rows)
+            assert_same(batch, X, rows, index if as_stored else np.int32)
         theirs = Loader(batch_sampler=Requests(*requests), return_index=True, preload_to_gpu=False, to=None)
         for batch, other in zip(batches, theirs.add_datasets(stored), strict=True):
             np.testing.assert_array_equal(batch["index"], other["index"])

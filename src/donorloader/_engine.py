@@ -128,6 +128,7 @@ class Engine:
             preload_to_gpu=self._options.preload_to_gpu,
             pool=self._cells_pool,
             threads=self._options.prefetch != 0,
+            as_stored=self._fills_dense,
         )
 
     @property

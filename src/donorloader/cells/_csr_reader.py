@@ -112,15 +112,25 @@ class CsrReader:
         Where batches take their memory from.
     threads
         Decode on all cores, on threads that end with the iteration. `False`: on the caller's alone.
+    as_stored
+        Leave columns in the type of the store, for who makes something else of the batches: `uint16` takes half.
     """
 
     def __init__(
-        self, parts: Sequence[StoredCsr], n_genes: int, sampler: Sampler, *, pool: BufferPool, threads: bool = True
+        self,
+        parts: Sequence[StoredCsr],
+        n_genes: int,
+        sampler: Sampler,
+        *,
+        pool: BufferPool,
+        threads: bool = True,
+        as_stored: bool = False,
     ):
         self._parts, self._n_genes, self._sampler = list(parts), n_genes, sampler
         self._ends = np.cumsum([part.n_rows for part in parts])
         self._helpers = min(usable_cores(), _MOST_THREADS) - 1 if threads else 0
         self._pool = pool
+        self._columns = parts[0].indices.dtype if as_stored else None
         # compiled now, and not in the first batch
         compile_for(parts[0].indices.dtype)
 
@@ -144,7 +154,8 @@ class CsrReader:
         # numbers of 32 bits, as scipy has them, unless a batch has more values than these can count
         most = max(int((stops[batch] - starts[batch]).sum()) for batch in batches)
         index_type = np.dtype(np.int32 if most <= _MOST_VALUES else np.int64)
-        matrices = [self._empty(stops[batch] - starts[batch], index_type) for batch in batches]
+        column_type = index_type if self._columns is None else self._columns
+        matrices = [self._empty(stops[batch] - starts[batch], index_type, column_type) for batch in batches]
         to_data = np.concatenate([_addresses(X.data, X.indptr) for X in matrices])
         to_indices = np.concatenate([_addresses(X.indices, X.indptr) for X in matrices])
 
@@ -154,7 +165,9 @@ class CsrReader:
             mine = mine[np.argsort(starts[mine], kind="stable")]
             where = starts[mine], stops[mine]
             groups.extend(Placing(part.data, *where, to_data[mine], matrices).groups())
-            groups.extend(Placing(part.indices, *where, to_indices[mine], matrices, self._n_genes, index_type).groups())
+            groups.extend(
+                Placing(part.indices, *where, to_indices[mine], matrices, self._n_genes, column_type).groups()
+            )
         _work_off(groups, team, self._helpers)
         return deque({"X": X, "index": rows[batch].copy()} for X, batch in zip(matrices, batches, strict=True))
 
@@ -172,15 +185,17 @@ class CsrReader:
             starts[mine], stops[mine] = part.indptr[local], part.indptr[local + 1]
         return dataset, starts, stops
 
-    def _empty(self, lengths: NDArray[np.int64], index_type: np.dtype[Any]) -> sp.csr_matrix:
+    def _empty(
+        self, lengths: NDArray[np.int64], index_type: np.dtype[Any], column_type: np.dtype[Any]
+    ) -> sp.csr_matrix:
         """A matrix of rows of these lengths, whose values and columns are still to be written."""
         X = sp.csr_matrix((lengths.size, self._n_genes), dtype=self._parts[0].data.dtype)
         X.indptr = np.append(0, np.cumsum(lengths)).astype(index_type)
         n_values = int(X.indptr[-1])
         # one buffer for both, each of them aligned: numpy asks for huge pages from 4 MB on
         room = -(-n_values * X.dtype.itemsize // _LINE) * _LINE
-        buffer = self._pool.empty((room + n_values * index_type.itemsize,), np.uint8)
-        X.data, X.indices = buffer[: n_values * X.dtype.itemsize].view(X.dtype), buffer[room:].view(index_type)
+        buffer = self._pool.empty((room + n_values * column_type.itemsize,), np.uint8)
+        X.data, X.indices = buffer[: n_values * X.dtype.itemsize].view(X.dtype), buffer[room:].view(column_type)
         return X
 
 

@@ -88,9 +88,12 @@ class _SparseRows:
 
     def whole(self) -> sp.csr_matrix:
         n = self._n_values
-        indptr = self._indptr.astype(self._indices.dtype) if n <= np.iinfo(self._indices.dtype).max else self._indptr
-        shape = (indptr.size - 1, self._n_columns)
-        return sp.csr_matrix((self._data[:n], self._indices[:n], indptr), shape=shape, copy=False)
+        index_type = np.promote_types(self._indices.dtype, np.int32)  # columns may be narrower
+        X = sp.csr_matrix((self._indptr.size - 1, self._n_columns), dtype=self._data.dtype)
+        # set, as scipy would make columns of its own type
+        X.data, X.indices = self._data[:n], self._indices[:n]
+        X.indptr = self._indptr.astype(index_type) if n <= np.iinfo(index_type).max else self._indptr
+        return X
 
 
 class _TensorRows:

@@ -65,7 +65,7 @@ class Placing:
     n_columns
         Where `array` has columns: of the matrix. Then they are checked, and made into `index_type`.
     index_type
-        int32 or int64.
+        Any integer type that has these columns.
     """
 
     array: ShardedArray
@@ -199,5 +199,5 @@ def compile_for(column_type: DTypeLike) -> None:
     none, where, memory = np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64), np.zeros(0, dtype=np.uint8)
     columns = np.zeros(0, dtype=column_type)
     _place_bytes(0, 0, 0, where, memory, memory, 1, memory, none, none, none, none, none, none)
-    for like in (np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)):
+    for like in (np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64), columns):
         _place_columns(0, 0, 0, where, memory, columns, 1, columns, none, none, none, none, none, none, like)

@@ -151,6 +151,7 @@ class CellSource:
         preload_to_gpu: bool = False,
         pool: BufferPool | None = None,
         threads: bool = True,
+        as_stored: bool = False,
     ) -> Iterable[Mapping[str, Any]]:
         """Batches of X and each cell's row number, in the order of a sampler, which runs anew for each iteration.
 
@@ -164,10 +165,13 @@ class CellSource:
             Where batches take their memory from, if it is we who read them. Default: one of their own, small.
         threads
             Whether threads may be started to read with. zarr has its own all the same.
+        as_stored
+            Whether columns of sparse cells may be of the store's type, which is narrow, and not of that of scipy's.
         """
         if not preload_to_gpu and self._stored is not None:
             pool = BufferPool(keep=1) if pool is None else pool
-            return CsrReader(self._stored, self.var_names.size, sampler, pool=pool, threads=threads)
+            n_genes = self.var_names.size
+            return CsrReader(self._stored, n_genes, sampler, pool=pool, threads=threads, as_stored=as_stored)
         loader: annbatch.Loader[Any, Any] = annbatch.Loader(
             batch_sampler=sampler,
             return_index=True,

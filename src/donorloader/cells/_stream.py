@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import scipy.sparse as sp
 
-from donorloader._vectors import LARGE, WIDTH, address_of, copy_past_cache, finish_writes
+from donorloader._vectors import LARGE, address_of, copy_past_cache, finish_writes
 from donorloader._zarr import local_pipeline
 
 from ._parts import Parts
@@ -122,31 +122,42 @@ def _fill(data, indices, indptr, out):  # type: ignore[no-untyped-def] # pragma:
             out[i, indices[k]] += data[k]  # += as scipy does: a column may be stored twice
 
 
-# Columns of a row that are filled and written at a time: few enough for the first-level cache.
-_COLUMNS = 1024
+# Columns of a row that are filled and written at a time. So few that the processor fills the next ones while it waits
+# for memory to take these.
+_COLUMNS = 512
+
+# What memory is written in. Unit: bytes.
+_LINE = 64
 
 
 @numba.njit(nogil=True, cache=True)
 def _fill_past_cache(data, indices, indptr, row, out):  # type: ignore[no-untyped-def] # pragma: no cover, compiled
-    """As `_fill`, into a large array: parts of a row are made in `row`, which is zeros, and copied."""
+    """As `_fill`, into a large array: parts of a row are made in `row`, which is zeros, and copied.
+
+    All in one function: a call with arrays counts references to them, and waits for all writes to do so.
+    """
     n, width = out.shape[1], out.itemsize
     for i in range(out.shape[0]):
         to, k, stop = address_of(out) + i * n * width, indptr[i], indptr[i + 1]
-        ascending = True
-        for j in range(k + 1, stop):
-            ascending &= indices[j - 1] <= indices[j]
-        # parts end where a vector does, but for the last; a row whose columns are in no order is one part
-        begin = 0
-        end = min(n, _COLUMNS - to % WIDTH // width) if ascending else n
+        # parts end where a line does, but for the last
+        begin, end = 0, min(n, _COLUMNS - to % _LINE // width)
         while begin < n:
-            first = k
-            while k < stop and indices[k] < end:
-                row[indices[k] - begin] += data[k]
+            first, size = k, np.uintp(end - begin)
+            while k < stop:
+                column = np.uintp(np.int64(indices[k]) - begin)  # one before this part becomes a large number
+                if column >= size:
+                    break
+                row[column] += data[k]
                 k += 1
             copy_past_cache(to + begin * width, address_of(row), (end - begin) * width)
             for j in range(first, k):
-                row[indices[j] - begin] = 0
+                row[np.uintp(np.int64(indices[j]) - begin)] = 0
             begin, end = end, min(n, end + _COLUMNS)
+        if k < stop:  # its columns are in no order: all of it again, as one part
+            for j in range(indptr[i], stop):
+                row[indices[j]] += data[j]
+            copy_past_cache(to, address_of(row), n * width)
+            row[:] = 0
     finish_writes()
 
 
