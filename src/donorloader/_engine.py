@@ -191,21 +191,27 @@ class Engine:
             check=self._options.check,
         )
         # on a lane of its own, so that the loop takes a batch that is ready and does nothing else between two steps
-        ahead = self._ahead
-        if self._table is not None and self._options.donor_rows == "batch":
-            ahead = self._table.batches_ahead(ahead, self._sampler.batch_size)
-        batches = conveyor.lane("join", batches, capacity=ahead, room=self._room, size=_size)
+        batches = conveyor.lane("join", batches, capacity=self._joined_ahead(), room=self._room, size=_size)
         if self._options.device is None:
             return batches
         copier = DeviceCopier(self._options.device, None if self._device_rows is None else self._gather_on_device)
         return copier.finish(conveyor.lane("device", copier.start(batches), capacity=2))
 
+    def _joined_ahead(self) -> int:
+        """Batches that may wait behind the join: fewer where their rows of genotypes are wide."""
+        if self._table is None or self._options.donor_rows != "batch":
+            return self._ahead
+        return self._table.batches_ahead(self._ahead, self._sampler.batch_size)
+
     def _cell_lane(self, conveyor: Conveyor, epoch: int, skip: int) -> Iterator[CellBatch]:
         cells = stream_cells(self._loader, self._sampler, epoch, self._source.nodes, skip=skip)
+        # where few batches wait behind the join, more do here: the next load request is read when all of this one have
+        # left, and what makes them dense, or gathers wide rows for them, is to be busy meanwhile
+        joined = 0 if self._fills_dense else self._joined_ahead()
+        capacity = max(_HAND_OVER, self._cells_ahead - joined)
+        cells = conveyor.lane("cells", cells, capacity=capacity, room=self._room, size=_size)
         if not self._fills_dense:
-            return conveyor.lane("cells", cells, capacity=_HAND_OVER, room=self._room, size=_size)
-        # a lane of its own, with as many sparse batches before it as keep it busy while a load request is read
-        cells = conveyor.lane("cells", cells, capacity=self._cells_ahead, room=self._room, size=_size)
+            return cells
         dense = stream_dense(cells, self._dense_pool)
         return conveyor.lane("dense cells", dense, capacity=_HAND_OVER, room=self._room, size=_size)
 
