@@ -85,8 +85,8 @@ def stream_cells(
 def stream_dense(batches: Iterator[CellBatch], pool: BufferPool) -> Iterator[CellBatch]:
     """Batches with X as dense float32, filled from CSR into recycled memory.
 
-    Filling a batch of 1,024 × 20,000 takes a twentieth of the time of torch's ``to_dense()`` on the CPU, most of which
-    goes into fresh pages.
+    Filling a batch of 1,024 × 20,000 takes less than a tenth of the time of torch's ``to_dense()`` on the CPU, most of
+    which goes into fresh pages.
     """
     for batch in batches:
         dense = CellBatch(to_dense(batch.X, pool), batch.index)
